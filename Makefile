@@ -1,0 +1,26 @@
+# make run | test | lab: each installs once into .venv (again when pyproject.toml changes).
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2-135m
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+
+.PHONY: run test lab install
+
+run: $(STAMP)
+	$(BIN)/labkit run $(MODEL) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lab: $(STAMP)
+	$(BIN)/jupyter lab notebooks
+
+install: $(STAMP)
+
+$(STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[test]'
+	rm -f $(VENV)/.installed-* && touch $@
