@@ -1,0 +1,1 @@
+"""Is the port right; if not, where and why."""
