@@ -1,0 +1,112 @@
+"""`tiny:<model_type>[?key=value&...]`: a small random checkpoint, the same for the same text, saved by the reference itself."""
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from filelock import FileLock
+
+from labkit.errors import InputError
+from labkit.hf import architectures
+from labkit.hf.scratch import ensure_free, scratch_dir
+
+MAX_PARAMETERS = 200_000_000
+FORMS = "tiny:<model_type> or tiny:<model_type>?num_hidden_layers=5&norm_topk_prob=true&seed=1"
+
+
+def parse_tiny(model: str) -> tuple[str, dict, int]:
+    """(model_type, overrides, seed) of a tiny name. Raises InputError for an unknown type or a malformed override; keys are checked when the config is built."""
+    model_type, _, query = model.removeprefix("tiny:").partition("?")
+    causal = architectures.causal_lm_classes()
+    if model_type not in causal or model_type not in architectures.config_classes():
+        raise InputError(f"{model_type!r} is no causal LM of the installed transformers", model, architectures.suggestion(model_type, causal) or "`tiny:llama` is a type that works")
+    overrides: dict = {}
+    for pair in filter(None, query.split("&")):
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise InputError(f"{pair!r} is not key=value", model, f"Write {FORMS}")
+        if key in overrides:
+            raise InputError(f"The key {key} is given twice", model, "Give it once")
+        try:
+            overrides[key] = json.loads(text)
+        except ValueError:
+            overrides[key] = text
+    seed = overrides.pop("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}, not a whole number", model, "Write seed=1")
+    return model_type, overrides, seed
+
+
+def tiny_directory(model: str, scratch: str | os.PathLike | None = None) -> Path:
+    """The checkpoint's directory in the scratch folder, generated when it is not there. Raises InputError for a bad name, key or value."""
+    model_type, overrides, seed = parse_tiny(model)
+    folder = scratch_dir(scratch) / "tiny"
+    folder.mkdir(exist_ok=True)
+    out = folder / f"{model_type}-{_cache_key(overrides, seed)}"
+    if (out / "config.json").is_file():
+        return out
+    with FileLock(f"{out}.lock"):
+        if not (out / "config.json").is_file():
+            _build(model, model_type, overrides, seed, out)
+    return out
+
+
+def _cache_key(overrides: dict, seed: int) -> str:
+    """Changes with the request, with the rules below and with the installed versions that turn them into numbers."""
+    from importlib.metadata import version
+    here = Path(__file__).parent
+    rules = "".join((here / name).read_text() for name in ("tiny.py", "tiny_rules.py", "tiny_weights.py"))
+    text = json.dumps([overrides, seed, rules, version("transformers"), version("torch")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def tiny_config(model_type: str, overrides: dict, where: str = ""):
+    """The transformers config object of a tiny model. Raises InputError naming a key that the class does not know, or the class's own reason for refusing a value."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from labkit.hf.tiny_rules import tiny_values
+    config_class = CONFIG_MAPPING[model_type]
+    defaults = config_class().to_dict()
+    optional = architectures.optional_keys(model_type)
+    known = set(defaults) | set(config_class.attribute_map) | optional | {"rope_theta", "rope_scaling"}
+    for key in overrides:
+        if key not in known:
+            raise InputError(f"{config_class.__name__} has no key {key!r}", where, architectures.suggestion(key, known) or "See the class's documentation for its keys")
+    aliases = config_class.attribute_map
+    overrides = {aliases.get(key, key): value for key, value in overrides.items()}
+    values = {**tiny_values(defaults, optional), **overrides}
+    if "rope_parameters" not in overrides and ("rope_theta" in overrides or "rope_scaling" in overrides):
+        values["rope_parameters"] = {**(overrides.get("rope_scaling") or {}), "rope_theta": overrides.get("rope_theta", values.get("rope_parameters", {}).get("rope_theta"))}
+        values = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
+    try:
+        return config_class(**values)
+    except Exception as error:
+        raise InputError(f"{config_class.__name__} refuses these values: {' '.join(str(error).split())[:300]}", where, "Change the keys that it names") from None
+
+
+def _build(model: str, model_type: str, overrides: dict, seed: int, out: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from labkit.hf.tiny_weights import fill_weights
+    config = tiny_config(model_type, overrides, model)
+    try:
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
+        if size > MAX_PARAMETERS:
+            raise InputError(f"This is not tiny: {size:,} parameters, more than {MAX_PARAMETERS:,}", model, "Make its sizes smaller")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"The reference cannot be built from these values: {type(error).__name__}: {' '.join(str(error).split())[:300]}", model, "Change the overrides") from None
+    fill_weights(network, seed)
+    ensure_free(out.parent, 5 * size)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        network.save_pretrained(temporary)
+        (temporary / "generation_config.json").unlink(missing_ok=True)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,43 @@
+"""Random weights without neutral values: every norm, bias, router and multiplier changes the result."""
+
+
+def fill_weights(network, seed: int) -> None:
+    """Overwrites the parameters and saved buffers of a freshly built reference model, deterministically in the order of their names.
+
+    Embeddings: standard normal. Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual. Vectors, and matrices that the
+    reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus noise, so a norm weight is near 1 (or 0) and never equal to it.
+    """
+    import torch
+    generator = torch.Generator().manual_seed(1_000_003 * seed + 17)
+
+    def normal(shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+    embeddings = {module.weight for module in network.modules() if isinstance(module, torch.nn.Embedding)}
+    saved = network.state_dict(keep_vars=True)
+    seen = set()
+    with torch.no_grad():
+        for name in sorted(saved):
+            value = saved[name]
+            if not value.is_floating_point() or value.data_ptr() in seen or value.numel() == 0:
+                continue
+            seen.add(value.data_ptr())
+            if value in embeddings:
+                value.copy_(normal(value.shape))
+            elif value.ndim >= 2 and _drawn_at_random(value):
+                value.copy_(normal(value.shape) / _fan_in(name, value) ** 0.5)
+            else:
+                value.copy_(value * (1 + 0.2 * normal(value.shape)) + 0.25 * normal(value.shape))
+
+
+def _drawn_at_random(value) -> bool:
+    """True for values with a mean near zero that are not all alike: what an initialiser draws, as against a ramp or a constant."""
+    spread = float(value.std())
+    return spread > 0 and abs(float(value.mean())) < 0.6 * spread
+
+
+def _fan_in(name: str, value) -> int:
+    """[out, in] for linears, [experts, ...] for fused experts, [out, in / groups, kernel] for convolutions."""
+    if value.ndim == 3 and "conv" in name:
+        return value.shape[1] * value.shape[2]
+    return value.shape[-1]
