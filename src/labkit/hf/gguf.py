@@ -7,6 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from labkit.errors import InputError
+from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
 
 CONVERSION = 1      # raise when the same GGUF would give another directory
@@ -42,21 +43,28 @@ def converted_directory(path: Path, scratch: str | os.PathLike | None = None, *,
 def _convert(path: Path, out: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    try:
-        config = AutoConfig.from_pretrained(**source)
-        quantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-    except (ValueError, KeyError, OSError, RuntimeError, ImportError, NotImplementedError) as error:
-        raise InputError(f"transformers cannot read this GGUF file: {' '.join(str(error).split())[:300]}", path, "Give the original safetensors checkpoint instead") from None
-    # The result counts as quantized and refuses to be saved; a fresh model with the same state does not.
-    config.tie_word_embeddings = quantized.config.tie_word_embeddings
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.load_state_dict(quantized.state_dict())
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(**source)
+            # from_pretrained would give a model that counts as quantized and refuses to be saved (and needs accelerate): fill a fresh one instead.
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            state = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)["tensors"]
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+        except (ValueError, KeyError, OSError, RuntimeError, ImportError, NotImplementedError) as error:
+            raise InputError(f"transformers cannot read this GGUF file: {' '.join(str(error).split())[:300]}", path, "Give the original safetensors checkpoint instead") from None
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        missing = set(missing) - set(model.all_tied_weights_keys)
+        if missing or unexpected:
+            raise InputError(
+                f"The GGUF file and the architecture do not agree: {len(missing)} tensors missing, {len(unexpected)} unexpected", f"{path}, tensor {sorted([*missing, *unexpected])[0]}",
+                "Give the original safetensors checkpoint instead")
+        model.tie_weights()
+        temporary = out.with_name(f".{out.name}.{os.getpid()}")
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            os.replace(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

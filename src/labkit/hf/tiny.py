@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from labkit.errors import InputError
 from labkit.hf import architectures
+from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
 
 MAX_PARAMETERS = 200_000_000
@@ -105,7 +106,8 @@ def _build(model: str, model_type: str, overrides: dict, seed: int, out: Path) -
     ensure_free(out.parent, 5 * size)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        network.save_pretrained(temporary)
+        with quiet_transformers():
+            network.save_pretrained(temporary)
         (temporary / "generation_config.json").unlink(missing_ok=True)
         os.replace(temporary, out)
     finally:
