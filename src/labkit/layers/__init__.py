@@ -1,0 +1,1 @@
+"""What flax.nnx lacks for decoders: rope, attention, caches, mixtures, layer stacks, sharding. No model names, no Hugging Face."""

@@ -1,0 +1,95 @@
+"""Masks and grouped-query attention."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from labkit.layers.cache import DecoderCache
+from labkit.layers.precision import constant, widen
+from labkit.layers.tags import tag
+
+NO_WINDOW = 2**30
+"""A window that no sequence reaches: full attention as per-layer data."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tokens:
+    """Where the tokens of one call stand: what masks and rotations need.
+
+    positions: int32 [batch, length], as the rotation sees them. segment_ids: int32 [batch, length], 0 is padding. slots: int32 [length], their order in time.
+    key_segment_ids: int32 [batch, keys] and key_slots: int32 [keys], the same for everything a query may see (the cache's capacity, or the call's own tokens).
+    """
+
+    positions: jax.Array
+    segment_ids: jax.Array
+    slots: jax.Array
+    key_segment_ids: jax.Array
+    key_slots: jax.Array
+
+
+def _restarting_positions(segment_ids_bt):
+    """Positions that start at 0 in each segment: [0, 0, 1, 1, 1, 2] -> [0, 1, 0, 1, 2, 0]."""
+    index = jnp.arange(segment_ids_bt.shape[1], dtype=jnp.int32)
+    first = jnp.concatenate([jnp.ones_like(segment_ids_bt[:, :1], bool), segment_ids_bt[:, 1:] != segment_ids_bt[:, :-1]], 1)
+    return index - jax.lax.cummax(jnp.where(first, index, 0), axis=1)
+
+
+def locate_tokens(tokens_bt, positions=None, segment_ids=None, cache: DecoderCache | None = None) -> tuple[Tokens, DecoderCache | None]:
+    """Positions, segments and slots of a call, and the cache with its bookkeeping brought forward (its layers are still the old ones).
+
+    positions: int [batch, length] or None: counted from 0 in each segment, or onward from the cache. segment_ids: int [batch, length] or None: all one segment,
+    or, with a cache, the segment of the last token. Left padding is segment 0.
+    """
+    batch, length = tokens_bt.shape
+    given = segment_ids is not None
+    if not given:
+        segment_ids = jnp.ones((batch, length), jnp.int32)
+    segment_ids = jnp.asarray(segment_ids, jnp.int32)
+    if cache is None:
+        positions = _restarting_positions(segment_ids) if positions is None else jnp.asarray(positions, jnp.int32)
+        slots = jnp.arange(length, dtype=jnp.int32)
+        return Tokens(positions, segment_ids, slots, segment_ids, slots), None
+    if not given:
+        last = jnp.take_along_axis(cache.segment_ids, jnp.broadcast_to(jnp.maximum(cache.length - 1, 0), (batch, 1)), axis=1)
+        segment_ids = jnp.broadcast_to(jnp.maximum(last, 1), (batch, length))
+    if positions is None:
+        fresh = _restarting_positions(segment_ids)
+        continued = jnp.cumsum(segment_ids == segment_ids[:, :1], 1, dtype=jnp.int32) - 1 + cache.next_position[:, None]
+        positions = jnp.where((segment_ids == segment_ids[:, :1]) & (segment_ids[:, :1] != 0) & (cache.next_position[:, None] > 0), continued, fresh)
+    positions = jnp.asarray(positions, jnp.int32)
+    written = jax.lax.dynamic_update_slice(cache.segment_ids, segment_ids, (jnp.zeros_like(cache.length), cache.length))
+    slots = cache.length + jnp.arange(length, dtype=jnp.int32)
+    located = Tokens(positions, segment_ids, slots, written, jnp.arange(cache.capacity, dtype=jnp.int32))
+    after = jnp.where(segment_ids[:, -1] != 0, positions[:, -1] + 1, cache.next_position)
+    return located, DecoderCache(cache.layers, written, after, cache.length + jnp.asarray(length, jnp.int32))
+
+
+def causal_mask(tokens: Tokens, window=None):
+    """bool [batch, query, key]: a query sees the keys of its own segment up to itself, and no further back than `window` - 1 slots (int or int32 scalar array)."""
+    distance = tokens.slots[:, None] - tokens.key_slots[None, :]
+    visible = distance >= 0
+    if window is not None:
+        visible &= distance < window
+    same = tokens.segment_ids[:, :, None] == tokens.key_segment_ids[:, None, :]
+    return visible[None] & same & (tokens.segment_ids != 0)[:, :, None]
+
+
+def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | None = None):
+    """Grouped-query attention, head h reading key-value head h // (heads / kv_heads).
+
+    q [batch, length, heads, head_dim], k and v [batch, keys, kv_heads, head_dim], mask bool [batch, length, keys] -> [batch, length, heads, head_dim].
+    Scores in the input dtype, softmax in at least float32, probabilities back in the input dtype (`eager_attention_forward` of transformers). A query that sees
+    nothing (padding) gets a finite value.
+    """
+    batch, length, heads, head_dim = q_bthd.shape
+    q = q_bthd.reshape(batch, length, k_bskd.shape[2], -1, head_dim)
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k_bskd) * constant(scale, q.dtype)
+    if softcap is not None:
+        scores = jnp.tanh(scores / constant(softcap, q.dtype)) * constant(softcap, q.dtype)
+    scores = widen(scores)
+    scores = jnp.where(mask_bts[:, None, None], scores, constant(jnp.finfo(scores.dtype).min, scores.dtype))
+    probabilities = jax.nn.softmax(scores, -1).astype(v_bskd.dtype)
+    out = jnp.einsum("bkgts,bskd->btkgd", probabilities, v_bskd).reshape(batch, length, heads, v_bskd.shape[-1])
+    return tag(out, "attn")

@@ -1,0 +1,27 @@
+"""The garden: one folder per family, found lazily."""
+
+from labkit.models.config import ConfigView, DecoderConfig, read_config
+from labkit.models.registry import (
+    MODEL_ENGINE_CONFIG_REGISTRY,
+    MODEL_FLOPS_REGISTRY,
+    MODEL_REGISTRY,
+    Family,
+    get_family,
+    refined_families,
+    register_family,
+    register_folder,
+)
+
+__all__ = [
+    "MODEL_ENGINE_CONFIG_REGISTRY",
+    "MODEL_FLOPS_REGISTRY",
+    "MODEL_REGISTRY",
+    "ConfigView",
+    "DecoderConfig",
+    "Family",
+    "get_family",
+    "read_config",
+    "refined_families",
+    "register_family",
+    "register_folder",
+]

@@ -1,0 +1,109 @@
+"""Strict reading of Hugging Face configs: every key is read, irrelevant for a stated reason, or at its default."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+
+from labkit.errors import InputError
+from labkit.layers.plan import LayerPlan
+
+IRRELEVANT_KEYS = {
+    "_name_or_path": "where the config was loaded from",
+    "architectures": "names the reference's class; the registry goes by model_type",
+    "attention_dropout": "dropout acts in training only, and the lab trains without it",
+    "auto_map": "names remote code, which the source opens only on request",
+    "bos_token_id": "tokenizer and generation",
+    "chunk_size_feed_forward": "splits a product without changing it",
+    "decoder_start_token_id": "generation",
+    "dtype": "the storage type; tensors carry their own",
+    "eos_token_id": "tokenizer and generation",
+    "id2label": "classification heads",
+    "initializer_range": "initial values before training",
+    "is_decoder": "a causal LM is one",
+    "is_encoder_decoder": "refused before the slice is chosen when true",
+    "is_llama_config": "a marker of the publisher",
+    "label2id": "classification heads",
+    "output_attentions": "asks the reference for extra outputs",
+    "output_hidden_states": "asks the reference for extra outputs",
+    "output_router_logits": "asks the reference for extra outputs",
+    "pad_token_id": "tokenizer; the reference's embedding pads gradients only",
+    "pretraining_tp": "splits a product without changing it",
+    "problem_type": "classification heads",
+    "quantization_config": "walls are found before the slice is chosen",
+    "return_dict": "shape of the reference's return value",
+    "torch_dtype": "the storage type; tensors carry their own",
+    "transformers.js_config": "another runtime",
+    "transformers_version": "the version that wrote the file",
+    "use_cache": "the cache is an argument of the call",
+}
+"""Keys that no slice needs, each with the reason."""
+
+
+class ConfigView(Mapping):
+    """A config mapping that remembers what was read of it."""
+
+    def __init__(self, config: Mapping):
+        self._config = dict(config)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key):
+        value = self._config[key]
+        self.read.add(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """What every slice's config has besides Hugging Face's keys. dtype: what is computed in; param_dtype: what parameters are kept in."""
+
+    dtype: object = jnp.float32
+    param_dtype: object = jnp.float32
+
+    IRRELEVANT = {}
+
+    @property
+    def plan(self) -> LayerPlan:
+        raise NotImplementedError
+
+    @classmethod
+    def fields_from_hf(cls, hf: Mapping) -> dict:
+        """The fields that bear their Hugging Face key's name and are present in `hf`, lists as tuples."""
+        own = [field.name for field in dataclasses.fields(cls) if field.name not in ("dtype", "param_dtype")]
+        return {name: tuple(hf[name]) if isinstance(hf[name], list) else hf[name] for name in own if name in hf}
+
+
+def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32, param_dtype=None):
+    """(config, reading) of a family from the config as the installed class sees it.
+
+    reading: key -> (use, reason) with use "read", "irrelevant" or "default". Raises InputError that names a key which nothing reads and which is not at its
+    default, a key that the slice misses, or a value that it cannot obey.
+    """
+    view = ConfigView(effective)
+    where = f"config of model type {family.name!r}"
+    try:
+        config = family.config.from_hf(view)
+    except KeyError as error:
+        raise InputError(f"the config lacks the key {error.args[0]!r}", where, "compare config.json with a published checkpoint of this model type") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the config asks for something that this slice cannot do: {error}", where, "see the slice's file for what it supports") from error
+    reasons = IRRELEVANT_KEYS | family.config.IRRELEVANT
+    reading, refused = {}, []
+    for key, value in effective.items():
+        if key in view.read:
+            reading[key] = ("read", "")
+        elif key in reasons:
+            reading[key] = ("irrelevant", reasons[key])
+        elif value is None or (key in defaults and defaults[key] == value) or key == "model_type":
+            reading[key] = ("default", "")
+        else:
+            refused.append(f"{key} = {value!r}" + (f" (default {defaults[key]!r})" if key in defaults else " (unknown to the installed config class)"))
+    if refused:
+        raise InputError(f"config keys that the slice does not read and that are not at their default: {'; '.join(refused)}", where, "extend the slice, or list the key in its IRRELEVANT table with a reason")
+    return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype), reading
