@@ -18,7 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from labkit.errors import InputError
-from labkit.lab.show import Figure, Gate, Scalar, Section, Table
+from labkit.lab.show import Figure, Gate, Scalar, Section, Table, Text
 
 SCHEMA_VERSION = 1
 PACKAGES = ("labkit", "jax", "jaxlib", "flax", "orbax-checkpoint", "transformers", "torch", "numpy", "tokenizers", "safetensors")
@@ -118,8 +118,8 @@ class Record(Data):
     status: Status = Status.NOT_STARTED
     cell: int | None = None  # the cell that runs now, while IN PROGRESS
     cell_name: str = ""
-    learned: list[str] = Field(default_factory=list)
-    pitfalls: list[str] = Field(default_factory=list)
+    learned: list[Text] = Field(default_factory=list)
+    pitfalls: list[Text] = Field(default_factory=list)
     sections: list[Section] = Field(default_factory=list)
     gates: list[Gate] = Field(default_factory=list)
     verdicts: list[Verdict] = Field(default_factory=list)
@@ -157,15 +157,15 @@ def _cell(cell: int | None, name: str) -> str:
     return "its start" if cell is None else f"cell {cell}" + (f" ({name})" if name else "")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside `path` and rename over it: a reader sees the old text or the new, never a part."""
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """Write beside `path` and rename over it: a reader sees the old text or the new, never a part. InputError when the folder cannot be written."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(text if isinstance(text, bytes) else text.encode("utf-8"))
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)

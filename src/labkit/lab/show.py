@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
-_MARKDOWN_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~$&^=@-])")
+_MARKDOWN_SPECIAL = re.compile(r"[\\`*_\[\]<>#|~$&@]|://|www\.|^[+\-=](?=\s|$)|^\d+[.)](?=\s)")
+_MARKDOWN_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;", "|": "\\|"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -56,7 +57,7 @@ def escape_html(text: Any) -> str:
 def escape_markdown(text: Any) -> str:
     """One line of Markdown that shows `text` as it is: no emphasis, link, HTML, table cell or heading can come out of it."""
     line = visible(text).replace("\r", "").replace("\n", "⏎")
-    return _MARKDOWN_SPECIAL.sub(lambda m: {"<": "&lt;", ">": "&gt;", "&": "&amp;"}.get(m.group(), "\\" + m.group()), line)
+    return _MARKDOWN_SPECIAL.sub(lambda m: _MARKDOWN_ENTITIES.get(m.group(), m.group()[:-1] + "\\" + m.group()[-1]), line.strip())
 
 
 def code_markdown(text: Any) -> str:
@@ -108,8 +109,8 @@ class Text(Shown):
         return re.sub(r"\{(\w+)\}", lambda m: show(number(self.values[m.group(1)])) if m.group(1) in self.values else m.group(), self.words)
 
     def html(self) -> str:
-        filled = Text(words=html.escape(self.words, quote=False), values=self.values)._fill(lambda v: f"<code>{escape_html(v)}</code>")
-        return f"<p>{re.sub(r'`([^`]+)`', r'<code>\1</code>', filled)}</p>"
+        words = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self.words, quote=False))
+        return "<p>" + Text(words=words, values=self.values)._fill(lambda v: f"<code>{escape_html(v)}</code>") + "</p>"
 
     def markdown(self) -> str:
         return self._fill(code_markdown)
@@ -258,6 +259,10 @@ class Section(Shown):
     title: str
     items: list[Item] = Field(default_factory=list)
     seconds: float | None = None
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [item for item in self.items if isinstance(item, Figure)]
 
     def html(self) -> str:
         return f"<h3>{escape_html(self.title)}</h3>" + "".join(item.html() for item in self.items)
