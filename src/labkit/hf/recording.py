@@ -19,7 +19,8 @@ class Capture:
     inputs: first array argument of each module (and queries, keys before rotation under `<attention>.q_rope`, `.k_rope`). outputs: what each module
     returned, a tuple by its first array; a router by its logits, its choice under `<router>.indices` and `<router>.weights`. fires: calls per module.
     classes: the class of each module. functions: the wrapped function
-    behind each point. weighted: modules with parameters of their own. silent: those of them that never ran.
+    behind each point. weighted: modules with parameters of their own. silent: those of them that never ran. model_class: the
+    class of the whole.
     """
 
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Capture:
     functions: dict[str, object] = field(default_factory=dict)
     weighted: set[str] = field(default_factory=set)
     silent: list[str] = field(default_factory=list)
+    model_class: type | None = None
 
 
 def to_numpy(tensor) -> np.ndarray:
@@ -168,6 +170,7 @@ def modeling_modules(model) -> list:
 def recording(model):
     """Record one forward of `model` (a transformers causal LM) into the `Capture` that this yields; every hook and wrapper is gone afterwards."""
     recorder, prefix = _Recorder(model), getattr(model, "base_model_prefix", "")
+    recorder.capture.model_class = type(model)
     handles, replaced = [], []
     try:
         for path, module in model.named_modules():

@@ -1,0 +1,100 @@
+"""Greedy decoding as one compiled loop, for any model of the garden, and the proof that decoding with the cache equals the full forward."""
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from labkit.errors import InputError
+from labkit.parity.compare import relative_error
+
+
+def greedy(model, tokens, steps: int, *, segment_ids=None, scan: bool = False) -> np.ndarray:
+    """tokens int [batch, length] and `steps` greedy continuations: int [batch, length + steps].
+
+    Prefill and all steps are one compiled program with a cache of length + steps slots; the first of equal logits wins; no token ends a row early.
+    segment_ids: int [batch, length], 0 marks left padding. scan: run layers by scan in the single-token steps too; by default they are unrolled, which spares
+    the copy of each layer's weights at the price of compile time.
+    """
+    tokens = jnp.asarray(tokens, jnp.int32)
+    if tokens.ndim != 2 or tokens.shape[1] < 1 or steps < 1:
+        raise InputError("greedy takes tokens [batch, length] and at least one step", f"tokens {tokens.shape}, steps {steps}")
+    graphdef, state = nnx.split(model)
+    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
+    return np.asarray(_decode(graphdef, state, tokens, segment_ids, steps, scan))
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _decode(graphdef, state, tokens, segment_ids, steps, scan):
+    model = nnx.merge(graphdef, state)
+    batch, length = tokens.shape
+    cache = model.init_cache(batch, length + steps)
+    logits, cache = model(tokens, segment_ids=segment_ids, cache=cache)
+    first = _choose(logits)
+
+    def step(carry, _):
+        token, cache = carry
+        logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=cache, scan=scan)
+        return (_choose(logits), cache), token
+
+    (last, _), chosen = jax.lax.scan(step, (first, cache), length=steps - 1)
+    return jnp.concatenate([tokens, chosen.T, last[:, None]], 1)
+
+
+def _choose(logits):
+    return jnp.argmax(logits[:, -1], -1).astype(jnp.int32)
+
+
+def cached_logits(model, tokens, pieces: Sequence[int], *, segment_ids=None, capacity: int | None = None) -> np.ndarray:
+    """Logits [batch, length, vocab] of tokens [batch, length] fed through the cache in `pieces` (lengths that sum to length), each a compiled call."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    batch, length = tokens.shape
+    if sum(pieces) != length or min(pieces) < 1:
+        raise InputError(f"pieces {list(pieces)} do not make up {length} tokens")
+    graphdef, state = nnx.split(model)
+    cache, start, parts = model.init_cache(batch, capacity or length), 0, []
+    for piece in pieces:
+        segments = None if segment_ids is None else jnp.asarray(segment_ids[:, start:start + piece], jnp.int32)
+        logits, cache = _forward(graphdef, state, tokens[:, start:start + piece], segments, cache)
+        parts.append(np.asarray(logits))
+        start += piece
+    return np.concatenate(parts, 1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(graphdef, state, tokens, segment_ids, cache):
+    return nnx.merge(graphdef, state)(tokens, segment_ids=segment_ids, cache=cache)
+
+
+def forward(model, tokens, *, segment_ids=None) -> np.ndarray:
+    """Logits [batch, length, vocab] of tokens [batch, length] in one compiled call without a cache."""
+    graphdef, state = nnx.split(model)
+    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
+    return np.asarray(_forward(graphdef, state, jnp.asarray(tokens, jnp.int32), segment_ids, None))
+
+
+def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: int = 3) -> dict[str, float]:
+    """Relative errors of decoding with the cache against the full forward of tokens [batch, length], by way of feeding.
+
+    "steps": one prefill of `prefill` tokens (half by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces, then single
+    tokens. "padded": the first row shifted right by `padding` masked tokens, full forward; "padded steps": the same through the cache.
+    """
+    tokens = np.asarray(tokens)
+    batch, length = tokens.shape
+    prefill = (prefill or length // 2) // 2 * 2
+    if length < 4 or not 2 <= prefill < length:
+        raise InputError(f"cached decoding is checked on at least 4 tokens, of which 2 or more are prefilled: length {length}, prefill {prefill}")
+    segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + 5
+    full = forward(model, tokens, segment_ids=segments)
+    cached = lambda pieces: cached_logits(model, tokens, [*pieces, *ones], segment_ids=segments, capacity=capacity)  # noqa: E731
+    errors = {"steps": relative_error(cached([prefill]), full), "pieces": relative_error(cached([prefill // 2] * 2), full)}
+    # Row 0 keeps its first length - padding tokens, moved right; the other rows keep all of theirs and see no padding.
+    moved, segments = tokens.copy(), segments.copy()
+    moved[0, padding:], moved[0, :padding], segments[0, :padding] = tokens[0, :length - padding], 0, 0
+    wanted = full.copy()
+    wanted[0, padding:] = full[0, :length - padding]
+    errors["padded"] = relative_error(forward(model, moved, segment_ids=segments), wanted, segments)
+    errors["padded steps"] = relative_error(cached_logits(model, moved, [prefill, *ones], segment_ids=segments, capacity=capacity), wanted, segments)
+    return errors
