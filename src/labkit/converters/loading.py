@@ -1,0 +1,123 @@
+"""Straight from the tensors of a checkpoint to a model, nothing written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from labkit.converters.arrays import cast, contiguous, copy_into, difference, first_non_finite, same_bits
+from labkit.converters.audit import Audit, audit_table
+from labkit.converters.filling import abstract_model, filled_model, poisoned
+from labkit.converters.rules import Assignment, Expansion
+from labkit.errors import InputError
+from labkit.models import get_family, read_config
+
+
+class FiniteReader:
+    """`read(name)` of a tensor table that refuses NaN and infinity by name and index."""
+
+    def __init__(self, tensors, where):
+        self.tensors, self.where, self._checked = tensors, where, set()
+
+    def __call__(self, name: str) -> np.ndarray:
+        array = self.tensors.read(name)
+        if name not in self._checked:
+            index = first_non_finite(array)
+            if index is not None:
+                raise InputError(
+                    f"The tensor {name} {tuple(array.shape)} holds {float(array[index])} at index {list(index)}",
+                    f"{self.tensors[name].shard}, tensor {name}",
+                    "Download this file again; if it is your own, the training that wrote it diverged",
+                )
+            self._checked.add(name)
+        return array
+
+
+def model_config(source, dtype):
+    """(family, config, reading) of a source."""
+    family = get_family(source.config.model_type)
+    config, reading = read_config(family, source.config.effective, source.config.defaults, dtype=jnp.dtype(dtype))
+    return family, config, reading
+
+
+def audit(source, family=None, config=None) -> Audit:
+    """Names and shapes of a source against the family's model: unread tensors, unfilled parameters, doubled ones, shapes that do not fit. Raises nothing of its own."""
+    if family is None or config is None:
+        family, config, _ = model_config(source, jnp.float32)
+    return fit(source, family, config, abstract_model(family, config))
+
+
+def fit(source, family, config, abstract) -> Audit:
+    """The audit against a model that is at hand already."""
+    return audit_table(family.rules(config), config.plan, abstract.shapes, {name: info.shape for name, info in source.tensors.items()})
+
+
+def load_model(source, *, dtype=jnp.float32, mesh: Mesh | None = None):
+    """(model, config, findings): the family's model with every parameter in `dtype`, on the default device or sharded over `mesh`.
+
+    findings: dicts with component, cause, evidence, fix. Raises InputError when the audit fails or a weight is NaN or infinite, BlockedError when the garden lacks the family.
+    """
+    family, config, _ = model_config(source, dtype)
+    abstract = abstract_model(family, config, mesh)
+    report = fit(source, family, config, abstract)
+    report.require(source.path)
+    read, by_path, dtypes = FiniteReader(source.tensors, source.path), assignments_by_path(report.expansion), abstract.dtypes
+
+    def value(path: str) -> np.ndarray:
+        array = poisoned(abstract.shapes[path], dtypes[path])
+        for assignment, which, index in by_path[path]:
+            write_row(array, index, assignment.forward(read)[which])
+        require_filled(path, array)
+        return array
+
+    findings = drop_findings(report.expansion, source.tensors)
+    return filled_model(abstract, value, mesh), config, findings
+
+
+def assignments_by_path(expansion: Expansion) -> dict[str, list[tuple[Assignment, int, int | None]]]:
+    """path -> (assignment, which of its targets, stack index) of everything that fills it."""
+    out = defaultdict(list)
+    for assignment in expansion.assignments:
+        for which, target in enumerate(assignment.targets):
+            out[target.path].append((assignment, which, target.index))
+    return out
+
+
+def write_row(array: np.ndarray, index: int | None, view: np.ndarray) -> None:
+    """`array[index] = view` in the array's dtype (the whole array when index is None)."""
+    row = array[...] if index is None else array[index : index + 1].reshape(array.shape[1:])
+    copy_into(row, view if view.dtype == array.dtype else cast(contiguous(view), array.dtype))
+
+
+def require_filled(path: str, array: np.ndarray) -> None:
+    """What is not finite after the fill was not filled, or does not fit the dtype: the sources were finite."""
+    index = first_non_finite(array)
+    if index is not None:
+        raise InputError(
+            f"The parameter {path} is {float(array[index])} at index {list(index)} after it was filled from finite tensors",
+            f"dtype {array.dtype}",
+            "If the dtype is narrower than the file's, the value overflows it: choose a wider dtype; else the rule for this parameter leaves a part unfilled",
+        )
+
+
+def drop_findings(expansion: Expansion, tensors) -> list[dict[str, str]]:
+    """What is on disk and makes no parameter, as findings: tied tensors, compared bit for bit with their partner, and ignored ones."""
+    findings = []
+    for name, entry in expansion.tied.items():
+        partner = tensors.get(entry.to)
+        if partner is None:
+            findings.append(_finding(name, "tied to a tensor that is not on disk", f"{entry.to} is absent", "get the missing tensor"))
+        elif same_bits(tensors.read(name), tensors.read(entry.to)):
+            findings.append(_finding(name, "a tied tensor is on disk as well", f"equal to {entry.to} bit for bit; it is read once and not written by export", "none needed"))
+        else:
+            findings.append(_finding(name, "the tied head on disk differs", f"{name} against {entry.to}: {difference(tensors.read(name), tensors.read(entry.to))}", "if the head is meant to be used, set tie_word_embeddings to false; the reference ignores it"))
+    for name, entry in expansion.ignored.items():
+        findings.append(_finding(name, "a tensor on disk is no parameter", f"{tensors[name].nbytes} bytes: {entry.reason}", "none needed"))
+    return findings
+
+
+def _finding(component: str, cause: str, evidence: str, fix: str) -> dict[str, str]:
+    return {"component": component, "cause": cause, "evidence": evidence, "fix": fix}

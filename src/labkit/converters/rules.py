@@ -1,0 +1,170 @@
+"""From a rule table to a list of assignments: for every parameter and every layer of it, which tensors on disk, by which layout."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.layers.plan import LayerPlan
+from labkit.models.mapping import Ignored, Layout, Rule, RuleTable, Shape, Tied
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter, or one layer of a stacked one: its path in the model's state and the row on axis 0 (None when it is not stacked)."""
+
+    path: str
+    index: int | None
+
+    def unscanned(self, layer: int | None) -> str:
+        """The key of this entry in the unscanned layout on disk: `layers.<HF layer>.<rest>`."""
+        return self.path if layer is None else f"layers.{layer}.{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        return re.sub(r"^layers\.(\d+\.\d+\.)?", "", self.path)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One application of a rule: tensors -> targets, for one Hugging Face layer where the rule is per layer.
+
+    sources: one tuple of tensor names per source of the layout, with one name, or one per expert in order.
+    """
+
+    rule: Rule
+    layout: Layout
+    layer: int | None
+    sources: tuple[tuple[str, ...], ...]
+    targets: tuple[Target, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for group in self.sources for name in group)
+
+    def source_shapes(self, shape_of: Callable[[str], Shape]) -> list[Shape]:
+        """The shape of each source as the steps see it, experts stacked on axis 0. ValueError when experts differ."""
+        shapes = []
+        for group, stacked in zip(self.sources, self.layout.per_expert):
+            each = [tuple(shape_of(name)) for name in group]
+            if len(set(each)) != 1:
+                odd = next(i for i, shape in enumerate(each) if shape != each[0])
+                raise ValueError(f"{group[0]} is {each[0]} and {group[odd]} is {each[odd]}")
+            shapes.append((len(group), *each[0]) if stacked else each[0])
+        return shapes
+
+    def forward(self, read: Callable[[str], np.ndarray]) -> list[np.ndarray]:
+        """Reads each source once; one array per target, views where that is possible."""
+        arrays = []
+        for group, stacked in zip(self.sources, self.layout.per_expert):
+            arrays.append(np.stack([read(name) for name in group]) if stacked else read(group[0]))
+        return self.layout.forward(arrays)
+
+    def backward(self, arrays: list[np.ndarray], shape_of: Callable[[str], Shape]) -> dict[str, np.ndarray]:
+        """Tensor name -> array from one array per target, views where that is possible."""
+        out = {}
+        for group, stacked, array in zip(self.sources, self.layout.per_expert, self.layout.backward(arrays, self.source_shapes(shape_of))):
+            out.update({name: array[i] for i, name in enumerate(group)} if stacked else {group[0]: array})
+        return out
+
+    def describe(self) -> str:
+        """The rule as a reader finds it in the table."""
+        steps = ", ".join(map(str, self.layout.steps))
+        return f"{', '.join(self.rule.targets)} <- {', '.join(self.layout.sources)}{' by ' + steps if steps else ''}"
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """assignments in table order, then by layer; tied and ignored: the tensors on disk that make no parameter; problems: what keeps the table from applying."""
+
+    assignments: tuple[Assignment, ...]
+    tied: dict[str, Tied]
+    ignored: dict[str, Ignored]
+    problems: tuple[str, ...]
+
+
+def expand(table: RuleTable, plan: LayerPlan, targets: Mapping[str, Shape], names: Iterable[str]) -> Expansion:
+    """Applies a table to a model and a checkpoint.
+
+    targets: path -> shape of every parameter (stacked ones with their layer axis). names: the tensors on disk. Per rule the layout is the one that the names show.
+    """
+    on_disk, problems, assignments = set(names), [], []
+    for rule in table.rules:
+        places = _places(rule, plan)
+        candidates = [_assign(rule, layout, places, targets, on_disk) for layout in rule.layouts]
+        chosen, problem = _choose(rule, candidates, on_disk)
+        problems.extend([problem] if problem else [])
+        assignments.extend(candidates[chosen])
+    ignored = {name: entry for entry in table.ignored for name in on_disk if pattern_regex(entry.pattern).fullmatch(name)}
+    return Expansion(tuple(assignments), {e.name: e for e in table.tied if e.name in on_disk}, ignored, tuple(problems))
+
+
+def _places(rule: Rule, plan: LayerPlan) -> list[tuple[int | None, str, int | None]]:
+    """(HF layer, path prefix, stack index) for every application of the rule, in Hugging Face's order."""
+    if not rule.stacked:
+        return [(None, "", None)]
+    places = []
+    for layer, kind in enumerate(plan.kinds):
+        if rule.applies_to(kind):
+            segment, position, index = plan.locate(layer)
+            places.append((layer, plan.parameter_path(segment, position), index))
+    return places
+
+
+def _assign(rule: Rule, layout: Layout, places, targets: Mapping[str, Shape], on_disk: set[str]) -> list[Assignment]:
+    out = []
+    for layer, prefix, index in places:
+        reached = tuple(Target(t if layer is None else prefix + t.removeprefix("layers"), index) for t in rule.targets)
+        experts = _num_experts(layout, layer, reached, targets, on_disk)
+        groups = tuple(
+            tuple(pattern.format(layer=layer, expert=e) for e in range(experts)) if stacked else (pattern.format(layer=layer),)
+            for pattern, stacked in zip(layout.sources, layout.per_expert)
+        )
+        out.append(Assignment(rule, layout, layer, groups, reached))
+    return out
+
+
+def _num_experts(layout: Layout, layer: int | None, reached: tuple[Target, ...], targets: Mapping[str, Shape], on_disk: set[str]) -> int:
+    """How many tensors an `{expert}` pattern stands for: told by the parameter's shape, or, where the steps do not tell it, by the names on disk."""
+    if not any(layout.per_expert):
+        return 0
+    try:
+        shapes = layout.backward_shapes([targets[t.path][t.index is not None :] for t in reached])
+        return next(shape[0] for shape, stacked in zip(shapes, layout.per_expert) if stacked)
+    except (KeyError, ValueError, IndexError):
+        regex = pattern_regex(next(p for p, stacked in zip(layout.sources, layout.per_expert) if stacked), layer=layer)
+        return max((int(match["expert"]) + 1 for match in map(regex.fullmatch, on_disk) if match), default=1)
+
+
+def _choose(rule: Rule, candidates: list[list[Assignment]], on_disk: set[str]) -> tuple[int, str | None]:
+    """The layout that the names on disk show, the first when they show none; and what is wrong when they show two."""
+    wanted = [{name for a in candidate for name in a.names} for candidate in candidates]
+    own = [(names - set().union(*(wanted[:i] + wanted[i + 1 :]))) & on_disk for i, names in enumerate(wanted)]
+    shown = [i for i, names in enumerate(own) if names]
+    if len(shown) > 1:
+        first, second = (min(own[i]) for i in shown[:2])
+        return shown[0], f"the checkpoint mixes two layouts of {', '.join(rule.targets)}: it holds {first} and {second}"
+    if shown:
+        return shown[0], None
+    complete = [i for i, names in enumerate(wanted) if names <= on_disk]
+    return (complete or [0])[0], None
+
+
+@functools.lru_cache(maxsize=4096)
+def pattern_regex(pattern: str, layer: int | None = None) -> re.Pattern:
+    """A name pattern as a regular expression, {layer} and {expert} being numbers (the layer may be given)."""
+    parts = re.split(r"\{(layer|expert)\}", pattern)
+    seen, text = set(), ""
+    for i, part in enumerate(parts):
+        if i % 2 == 0:
+            text += re.escape(part)
+        elif part == "layer" and layer is not None:
+            text += str(layer)
+        else:
+            text += f"(?P={part})" if part in seen else rf"(?P<{part}>\d+)"
+            seen.add(part)
+    return re.compile(text)
