@@ -48,13 +48,15 @@ def _convert(path: Path, out: Path) -> None:
     with quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(**source)
+            _shorten_floats(config)
             # from_pretrained would give a model that counts as quantized and refuses to be saved (and needs accelerate): fill a fresh one instead.
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             state = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)["tensors"]
             tokenizer = AutoTokenizer.from_pretrained(**source)
         except (ValueError, KeyError, OSError, RuntimeError, ImportError, NotImplementedError) as error:
             raise InputError(f"transformers cannot read this GGUF file: {' '.join(str(error).split())[:300]}", path, "Give the original safetensors checkpoint instead") from None
-        missing, unexpected = model.load_state_dict(state, strict=False)
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
         missing = set(missing) - set(model.all_tied_weights_keys)
         if missing or unexpected:
             raise InputError(
@@ -68,3 +70,11 @@ def _convert(path: Path, out: Path) -> None:
             os.replace(temporary, out)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _shorten_floats(config) -> None:
+    """GGUF stores float32: 1e-5 comes back as 9.999999747378752e-06. The shortest decimal of the same float32 is what the author wrote."""
+    import numpy as np
+    for key, value in vars(config).items():
+        if isinstance(value, float) and float(np.float32(value)) == value:
+            setattr(config, key, float(str(np.float32(value))))
