@@ -18,6 +18,7 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW, GREY = "#0072B2", "#E69F00", "#009E
 CYCLE = (BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW)
 INK, FAINT = "#22262C", "#D9DCE1"
 WIDTH = 7.2
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _STYLE = {
     "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
@@ -107,12 +108,14 @@ def kl_by_position(series: Mapping[str, Sequence[float]], limit: float, loose: M
         axes.axhline(value, color=GREY, lw=1, ls=(0, (4, 3)))
         axes.text(longest, value, f"{visible(name)} ", color="#5B616A", va="bottom", ha="right", fontsize=8.5)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"10{str(round(np.log10(value))).translate(_SUPERSCRIPT)}")
     axes.set_ylim(floor / 2, top * 20)
     axes.set_xlim(-0.5, longest + 0.5)
     axes.set_xlabel("position in the prompt, tokens")
     axes.set_ylabel("KL(reference ‖ ours), nats")
     axes.grid(axis="y", color=FAINT, lw=0.6)
-    axes.legend(frameon=False, fontsize=8.5, loc="lower right", ncols=min(3, len(series)))
+    axes.minorticks_off()
+    canvas.legend(frameon=False, fontsize=8.5, loc="outside lower left", ncols=min(3, len(series)))
     worst = max(float(np.max(v)) for v in series.values())
     return Drawing(canvas, title, f"Largest KL {number(worst)} against the limit {number(limit)}.", "Lower is better; the worst position of each prompt is in the legend.")
 
@@ -126,7 +129,7 @@ def activation_errors(free: np.ndarray, isolated: np.ndarray, components: Sequen
     from matplotlib.figure import Figure as Canvas
 
     with mpl.rc_context(_STYLE):
-        canvas = Canvas(figsize=(WIDTH, 1.5 + 0.2 * len(components)))
+        canvas = Canvas(figsize=(WIDTH, max(2.4, 1.2 + 0.2 * len(components))))
         left, right = canvas.subplots(1, 2, sharey=True)
         canvas.suptitle(visible(title), x=0.012, ha="left", fontsize=10.5, fontweight="bold")
         top = float(np.log10(limit))
@@ -144,9 +147,8 @@ def activation_errors(free: np.ndarray, isolated: np.ndarray, components: Sequen
             axes.set_xlabel("layer")
         left.set_yticks(range(len(components)), [visible(c) for c in components], fontsize=8)
         bar = canvas.colorbar(image, ax=[left, right], fraction=0.04, pad=0.015)
-        bar.set_label("log₁₀ relative error", fontsize=8.5)
-        bar.ax.axhline(top, color=RED, lw=1.6)
-        bar.ax.text(1.15, top, "limit", color=RED, fontsize=8, va="center", transform=bar.ax.get_yaxis_transform())
+        bar.set_label(f"log₁₀ relative error (red line: limit {number(limit)})", fontsize=8)
+        bar.ax.axhline(top, color=RED, lw=1.8)
     over = int((np.asarray(free, float) > limit).sum() + (np.asarray(isolated, float) > limit).sum())
     alt = f"Relative errors of {len(components)} components over {len(layers)} layers; {over} above the limit {number(limit)}."
     return Drawing(canvas, title, alt, "Dark is exact, light is near the limit, a red frame is above it. In a free run a fault spreads to every later layer; isolated, only the faulty component shows.")
@@ -204,7 +206,7 @@ def time_by_phase(cells: Sequence[tuple[int, str, float]], phases: Mapping[int, 
         for i, (_, name, seconds) in enumerate(c for c in cells if c[0] == n):
             axes.barh(row, seconds, left=left, color=CYCLE[row % 3], alpha=1.0 if i % 2 == 0 else 0.72, height=0.66)
             if seconds > 0.022 * longest * (len(name) * 0.55):
-                axes.text(left + seconds / 2, row, visible(name).replace("_", " "), ha="center", va="center", fontsize=7.2, color="white")
+                axes.text(left + seconds / 2, row, visible(name).replace("_", " "), ha="center", va="center", fontsize=7, color="white")
             left += seconds
         axes.text(left + longest * 0.01, row, f"{left:.1f} s", va="center", fontsize=8.5)
     axes.set_yticks(range(len(numbers)), [f"{n} {phases.get(n, '')}" for n in numbers])

@@ -12,7 +12,7 @@ from pathlib import Path
 from labkit.errors import InputError
 from labkit.lab import figures
 from labkit.lab.records import Failure, Record, Records, Status, Verdict, write_atomically
-from labkit.lab.show import Figure, Gate, Gates, Table, code_markdown, escape_html, escape_markdown, number
+from labkit.lab.show import Figure, Gate, Gates, Table, code_markdown, escape_html, escape_markdown, number, when
 
 PHASES = {1: "discover", 2: "layers", 3: "convert", 4: "verify"}
 PHASE_TITLES = {1: "Discovery and architecture", 2: "Layers against the reference", 3: "Checkpoint conversion", 4: "Verification end to end"}
@@ -124,15 +124,15 @@ def bugs(record: Record) -> list[Bug]:
                 continue  # told by the last run in which it failed
             first = next(r for r in runs if gate.name in (g.name for g in r.failed))
             mended = next((later for later in runs[i + 1 :] if gate.name in later.passed), None)
-            happened = f"In the run of {run.start} at {_commit(run.git_commit)} the gate gave {number(gate.value)} against the limit {number(gate.limit)}."
+            happened = f"In the run of {when(run.start)} at {_commit(run.git_commit)} the gate gave {number(gate.value)} against the limit {number(gate.limit)}."
             if first is not run:
-                happened += f" It failed first in the run of {first.start} at {_commit(first.git_commit)}."
-            resolution = f"It holds since the run of {mended.start} at {_commit(mended.git_commit)}." if mended else "Open."
+                happened += f" It failed first in the run of {when(first.start)} at {_commit(first.git_commit)}."
+            resolution = f"It holds since the run of {when(mended.start)} at {_commit(mended.git_commit)}." if mended else "Open."
             entries.append(Bug(record.phase, f"Gate: {gate.name}", happened, resolution, mended is None, gate))
         if run.failure and run.failure.kind != "gate":
             later = next((r for r in runs[i + 1 :] if r.status is Status.DONE), None)
-            resolution = f"The phase finished in the run of {later.start} at {_commit(later.git_commit)}." if later else "Open: run the phase again; it resumes here."
-            entries.append(Bug(record.phase, _ended(run.failure, record.phase), f"The run of {run.start} at {_commit(run.git_commit)}: {_told(run.failure)}", resolution, later is None))
+            resolution = f"The phase finished in the run of {when(later.start)} at {_commit(later.git_commit)}." if later else "Open: run the phase again; it resumes here."
+            entries.append(Bug(record.phase, _ended(run.failure, record.phase), f"The run of {when(run.start)} at {_commit(run.git_commit)}: {_told(run.failure)}", resolution, later is None))
     return entries
 
 
@@ -185,7 +185,7 @@ def _environment(**filters):
     import jinja2
 
     env = jinja2.Environment(loader=jinja2.PackageLoader("labkit.lab"), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    env.filters.update(number=number, **filters)
+    env.filters.update(number=number, when=when, **filters)
     return env
 
 

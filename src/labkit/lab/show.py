@@ -39,10 +39,17 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
+        if value.is_integer() and abs(value) < 1e12:
+            return f"{int(value):,}"
         if value == 0 or 1e-3 <= abs(value) < 1e5:
             return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
-        return re.sub(r"e([+-])0(\d)$", r"e\1\2", f"{value:.2e}")
+        return re.sub(r"\.?0*e([+-])0*(\d)", r"e\1\2", f"{value:.2e}").replace("e+", "e")
     return str(value)
+
+
+def when(stamp: str | None) -> str:
+    """An ISO time stamp as people read it: 2026-11-29 21:16 UTC."""
+    return stamp[:16].replace("T", " ") + (" UTC" if stamp.endswith("+00:00") else "") if stamp else "–"
 
 
 def visible(text: Any) -> str:

@@ -1,0 +1,62 @@
+"""Where the lab finds notebooks and puts handovers, and the lock that keeps two runs on one model apart."""
+
+import os
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from labkit.errors import BusyError, InputError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def notebooks_dir() -> Path:
+    """The phase notebooks: the checkout's `notebooks`, or the copy inside an installed package."""
+    for folder in (PACKAGE.parents[1] / "notebooks", PACKAGE / "notebooks"):
+        if any(folder.glob("0*.ipynb")):
+            return folder
+    raise InputError("the phase notebooks are not here", PACKAGE.parents[1] / "notebooks", "install labkit again, or run from a checkout")
+
+
+def handovers_dir(chosen: str | os.PathLike | None = None) -> Path:
+    """`chosen`, $LABKIT_HANDOVERS, the `handovers` folder here or above (a notebook runs one folder down), or `./handovers`."""
+    chosen = chosen or os.environ.get("LABKIT_HANDOVERS")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    here = Path.cwd()
+    return next((folder / "handovers" for folder in (here, *here.parents) if (folder / "handovers").is_dir()), here / "handovers")
+
+
+class ModelLock:
+    """One run per model: a lock file in `handovers/.locks`, freed by the system when its process ends, however it ends."""
+
+    def __init__(self, handovers: Path, slug: str):
+        self.path = Path(handovers) / ".locks" / f"{slug}.lock"
+        self.slug = slug
+        self._lock: FileLock | None = None
+
+    def acquire(self) -> "ModelLock":
+        """Raises BusyError naming the process that holds the lock; InputError when the folder cannot be written."""
+        owner = self.path.with_suffix(".pid")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path)
+            self._lock.acquire(timeout=0)
+            owner.write_text(str(os.getpid()))
+        except Timeout:
+            pid = owner.read_text().strip() if owner.is_file() else "unknown"
+            raise BusyError(f"another run on {self.slug} is going on, process {pid}", self.path, "wait for it to end, or end it") from None
+        except OSError as error:
+            raise InputError(f"the handovers folder cannot be written: {error.strerror or error}", self.path.parent, "choose another folder with --handovers") from None
+        return self
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "ModelLock":
+        return self.acquire()
+
+    def __exit__(self, *_) -> None:
+        self.release()
