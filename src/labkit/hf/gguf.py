@@ -7,10 +7,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from labkit.errors import InputError
+from labkit.hf.architectures import optional_keys
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
 
-CONVERSION = 1      # raise when the same GGUF would give another directory
+CONVERSION = 2      # raise when the same GGUF would give another directory
 
 
 def file_digest(path: Path) -> str:
@@ -48,7 +49,7 @@ def _convert(path: Path, out: Path) -> None:
     with quiet_transformers():
         try:
             config = AutoConfig.from_pretrained(**source)
-            _shorten_floats(config)
+            _clean(config)
             # from_pretrained would give a model that counts as quantized and refuses to be saved (and needs accelerate): fill a fresh one instead.
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -72,9 +73,13 @@ def _convert(path: Path, out: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _shorten_floats(config) -> None:
-    """GGUF stores float32: 1e-5 comes back as 9.999999747378752e-06. The shortest decimal of the same float32 is what the author wrote."""
+def _clean(config) -> None:
+    """What GGUF distorts. It stores float32, so 1e-5 comes back as 9.999999747378752e-06: the shortest decimal of the same float32 is what the author wrote.
+    It also adds keys of its own that the config class does not know."""
     import numpy as np
-    for key, value in vars(config).items():
-        if isinstance(value, float) and float(np.float32(value)) == value:
+    known = set(type(config)().to_dict()) | optional_keys(config.model_type)
+    for key, value in list(vars(config).items()):
+        if key in config.to_dict() and key not in known:
+            delattr(config, key)
+        elif isinstance(value, float) and float(np.float32(value)) == value:
             setattr(config, key, float(str(np.float32(value))))
