@@ -5,7 +5,9 @@ from flax import nnx
 from labkit.layers.sharding import Sharding
 
 
-def linear(in_features: int, out_features: int, axes: tuple[str, str], name: str, *, config, sharding: Sharding, rngs: nnx.Rngs, use_bias: bool = False) -> nnx.Linear:
+def linear(
+    in_features: int, out_features: int, axes: tuple[str, str], name: str, *, config, sharding: Sharding, rngs: nnx.Rngs, use_bias: bool = False
+) -> nnx.Linear:
     """A linear layer with kernel [in_features, out_features]; `axes` are its logical axes, `name` its parameter name in error messages."""
     bias = {"out_sharding": sharding.weight(f"{name}.bias", axes[1:])} if use_bias else {}
     return nnx.Linear(

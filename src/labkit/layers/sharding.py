@@ -56,7 +56,7 @@ class Sharding:
                 return "tensor"
             case "vocab", _:
                 return "tensor" if self.vocab_tensor else None
-            case ("length" | "embed" | "head_dim" | "norm"), _:
+            case (("length" | "embed" | "head_dim" | "norm"), _):
                 return None
             case _:
                 raise KeyError(f"unknown logical axis {axis!r} on {tensor_name!r}")

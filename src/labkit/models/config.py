@@ -105,5 +105,9 @@ def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32
         else:
             refused.append(f"{key} = {value!r}" + (f" (default {defaults[key]!r})" if key in defaults else " (unknown to the installed config class)"))
     if refused:
-        raise InputError(f"config keys that the slice does not read and that are not at their default: {'; '.join(refused)}", where, "extend the slice, or list the key in its IRRELEVANT table with a reason")
+        raise InputError(
+            f"config keys that the slice does not read and that are not at their default: {'; '.join(refused)}",
+            where,
+            "extend the slice, or list the key in its IRRELEVANT table with a reason",
+        )
     return dataclasses.replace(config, dtype=dtype, param_dtype=param_dtype or dtype), reading

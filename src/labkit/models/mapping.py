@@ -1,8 +1,8 @@
 """The vocabulary of rule tables: which tensors on disk make which parameter, and by which invertible steps.
 
-A table is data. One layout is a pipeline over the arrays of one layer: the sources are read in order (a source with `{expert}` becomes one array, stacked over
-experts on axis 0), then each step maps a list of arrays to a list of arrays, and what is left goes to the rule's targets in order. Every step moves elements and
-computes nothing, so it is exact in any dtype, and every step gives its own inverse, so the way back to disk is never written twice.
+A table is data. One layout is a pipeline over the arrays of one layer: the sources are read in order (a source with `{expert}` becomes one array, stacked
+over experts on axis 0), then each step maps a list of arrays to a list of arrays, and what is left goes to the rule's targets in order. Every step moves
+elements and computes nothing, so it is exact in any dtype, and every step gives its own inverse, so the way back to disk is never written twice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Shape = tuple[int, ...]
 class Step:
     """An exact map from a list of arrays to a list of arrays.
 
-    forward(arrays) and shapes(shapes) run it on values and on shapes alone; backward_shapes(shapes) goes from result to operand shapes; inverse(shapes) is the step
-    that undoes it on operands of these shapes. Each raises ValueError where the shapes do not fit.
+    forward(arrays) and shapes(shapes) run it on values and on shapes alone; backward_shapes(shapes) goes from result to operand shapes; inverse(shapes) is
+    the step that undoes it on operands of these shapes. Each raises ValueError where the shapes do not fit.
     """
 
     def forward(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -19,4 +19,13 @@ FAMILY = Family(
     path=Path(__file__).parent,
 )
 
-__all__ = ["FAMILY", "LlamaConfig", "LlamaModel", "LlamaSharding", "calculate_llama_tflops_per_device", "configure_llama_engine", "create_llama_model", "llama_rules"]
+__all__ = [
+    "FAMILY",
+    "LlamaConfig",
+    "LlamaModel",
+    "LlamaSharding",
+    "calculate_llama_tflops_per_device",
+    "configure_llama_engine",
+    "create_llama_model",
+    "llama_rules",
+]

@@ -4,7 +4,9 @@ from labkit.models.mapping import Ignored, Layout, Rule, RuleTable, Tied, Transp
 
 HEAD_RULE = Rule("lm_head.kernel", Layout("lm_head.weight", Transpose(1, 0)))
 HEAD_TIED = Tied("lm_head.weight", to="model.embed_tokens.weight")
-ROTARY_BUFFER = Ignored("model.layers.{layer}.self_attn.rotary_emb.inv_freq", reason="a buffer that the config determines; checkpoints of old versions carry it")
+ROTARY_BUFFER = Ignored(
+    "model.layers.{layer}.self_attn.rotary_emb.inv_freq", reason="a buffer that the config determines; checkpoints of old versions carry it"
+)
 
 EMBED_AND_NORM = (
     Rule("embed_tokens.embedding", Layout("model.embed_tokens.weight")),

@@ -123,7 +123,9 @@ class LlamaModel(nnx.Module):
         parts = dict(config=config, sharding=sharding, rngs=rngs)
         self.embed_tokens = embed(config.vocab_size, config.hidden_size, "embed_tokens", **parts)
         self.layers = make_decoder(config.plan, lambda kind, rngs: LlamaDecoderLayer(config, sharding=sharding, rngs=rngs), rngs)
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, param_dtype=config.param_dtype, metadata={"out_sharding": sharding.weight("norm.weight", ("norm",))})
+        self.norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, param_dtype=config.param_dtype, metadata={"out_sharding": sharding.weight("norm.weight", ("norm",))}
+        )
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size, ("embed", "vocab"), "lm_head", **parts)
 

@@ -1,0 +1,45 @@
+"""Qwen3-MoE's FLOPs and its loss for the training engine."""
+
+import logging
+
+from labkit.layers.flops import TrainingFlops, training_flops, visible_pairs
+from labkit.layers.loss import cross_entropy
+
+log_flops = logging.getLogger("labkit.flops")
+
+
+def calculate_qwen3_moe_tflops_per_device(config, *, batch: int, length: int, log: bool = True) -> TrainingFlops:
+    """Operations of one training step on `batch` sequences of `length` tokens on one device; a token is counted with the experts it visits."""
+    kinds = config.plan.kinds
+    attention = config.hidden_size * config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    dense = 3 * config.hidden_size * config.intermediate_size
+    mixture = config.hidden_size * config.num_experts + 3 * config.num_experts_per_tok * config.hidden_size * config.moe_intermediate_size
+    flops = training_flops(
+        tokens=batch * length,
+        sequences=batch,
+        active_parameters=len(kinds) * attention + kinds.count("dense") * dense + kinds.count("moe") * mixture + config.hidden_size * config.vocab_size,
+        pairs=len(kinds) * visible_pairs(length, config.sliding_window),
+        heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+    )
+    if log:
+        log_flops.info("%s", flops)
+    return flops
+
+
+def mixture_lm_loss(model, batch):
+    """(loss, aux): the cross-entropy plus `router_aux_loss_coef` times the load-balancing loss.
+
+    batch: inputs, targets int [batch, length]; optional inputs_position, inputs_segmentation, targets_segmentation of the same shape. targets_segmentation masks the
+    cross-entropy alone.
+    """
+    logits, aux = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"), return_aux=True)
+    loss = cross_entropy(logits, batch["targets"], batch.get("targets_segmentation"))
+    if "moe_lb_loss" in aux:
+        loss = loss + model.config.router_aux_loss_coef * aux["moe_lb_loss"]
+    return loss, aux
+
+
+def configure_qwen3_moe_engine(engine):
+    """The engine with this family's loss, the load-balancing loss folded in."""
+    return engine.with_loss_fn(mixture_lm_loss, has_aux=True)
