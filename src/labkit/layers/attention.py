@@ -67,7 +67,8 @@ def locate_tokens(tokens_bt, positions=None, segment_ids=None, cache: DecoderCac
 
 
 def causal_mask(tokens: Tokens, window=None):
-    """bool [batch, query, key]: a query sees the keys of its own segment up to itself, and no further back than `window` - 1 slots (int or int32 scalar array)."""
+    """bool [batch, query, key]: a query sees the keys of its own segment up to itself, and no further back than `window` - 1 slots (int or int32 scalar
+    array)."""
     distance = tokens.slots[:, None] - tokens.key_slots[None, :]
     visible = distance >= 0
     if window is not None:

@@ -34,7 +34,8 @@ class KVCache:
 class DecoderCache:
     """All layers' caches, and what the next call must know of the tokens so far.
 
-    layers: one entry per stacked module of the plan, each with a leading layer axis. segment_ids: int32 [batch, capacity], 0 in padding and in slots not yet written.
+    layers: one entry per stacked module of the plan, each with a leading layer axis. segment_ids: int32 [batch, capacity], 0 in padding and in slots not
+    yet written.
     next_position: int32 [batch], the position that the next token of each row gets. length: int32 scalar, slots written so far.
     """
 

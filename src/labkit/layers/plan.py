@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """`cycle` repeated `repeats` times from Hugging Face layer `start`: layer l is cycle position (l - start) % len(cycle), stack index (l - start) // len(cycle)."""
+    """`cycle` repeated `repeats` times from Hugging Face layer `start`: layer l is cycle position (l - start) % len(cycle), stack index (l - start) //
+    len(cycle)."""
 
     cycle: tuple[str, ...]
     repeats: int
@@ -89,7 +90,8 @@ class LayerPlan:
 
 @functools.cache
 def _segments(kinds: tuple[str, ...]) -> tuple[Segment, ...]:
-    """Shortest description by dynamic programming: cost is (stacked modules, segments); at equal cost the longer first segment wins, which keeps remainders last."""
+    """Shortest description by dynamic programming: cost is (stacked modules, segments); at equal cost the longer first segment wins, which keeps
+    remainders last."""
     count = len(kinds)
     best: list = [None] * count + [((0, 0), ())]
     for start in range(count - 1, -1, -1):

@@ -1,7 +1,8 @@
 """Gemma 2. Reference: transformers `models/gemma2/modeling_gemma2.py`.
 
 Unusual: norms multiply by 1 + weight, and each sublayer has one before and one after it; tanh softcaps on attention scores and on the logits; by default even
-layers see a window and odd ones everything; the score scale comes from `query_pre_attn_scalar`; embeddings are multiplied by sqrt(hidden), rounded to the weight dtype.
+layers see a window and odd ones everything; the score scale comes from `query_pre_attn_scalar`; embeddings are multiplied by sqrt(hidden), rounded to the
+weight dtype.
 """
 
 import dataclasses

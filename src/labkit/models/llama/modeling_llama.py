@@ -1,6 +1,7 @@
 """Llama: the plain decoder that other slices are compared with. Reference: transformers `models/llama/modeling_llama.py`.
 
-Unusual: nothing. Pre-norm blocks, grouped-query attention over full causal context, split-half rotary embeddings, a gated SiLU MLP; biases and a tied head by config.
+Unusual: nothing. Pre-norm blocks, grouped-query attention over full causal context, split-half rotary embeddings, a gated SiLU MLP; biases and a tied head
+by config.
 """
 
 import dataclasses

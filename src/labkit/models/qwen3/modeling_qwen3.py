@@ -1,6 +1,7 @@
 """Qwen3, dense. Reference: transformers `models/qwen3/modeling_qwen3.py`.
 
-Unusual: queries and keys are normalised per head, before the rotation; head_dim is a config key of its own; from `max_window_layers` on, layers may see a window only.
+Unusual: queries and keys are normalised per head, before the rotation; head_dim is a config key of its own; from `max_window_layers` on, layers may see a
+window only.
 """
 
 import dataclasses

@@ -86,7 +86,8 @@ class Qwen3MoeSharding(Sharding):
 
 
 class Qwen3MoeTopKRouter(nnx.Module):
-    """Softmax over all experts in at least float32, then the top-k. [tokens, hidden] -> logits [tokens, experts], weights and indices [tokens, top_k], probabilities."""
+    """Softmax over all experts in at least float32, then the top-k. [tokens, hidden] -> logits [tokens, experts], weights and indices [tokens, top_k],
+    probabilities."""
 
     def __init__(self, config, *, sharding, rngs):
         self.config = config

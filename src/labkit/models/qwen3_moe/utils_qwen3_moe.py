@@ -30,7 +30,8 @@ def calculate_qwen3_moe_tflops_per_device(config, *, batch: int, length: int, lo
 def mixture_lm_loss(model, batch):
     """(loss, aux): the cross-entropy plus `router_aux_loss_coef` times the load-balancing loss.
 
-    batch: inputs, targets int [batch, length]; optional inputs_position, inputs_segmentation, targets_segmentation of the same shape. targets_segmentation masks the
+    batch: inputs, targets int [batch, length]; optional inputs_position, inputs_segmentation, targets_segmentation of the same shape. targets_segmentation
+    masks the
     cross-entropy alone.
     """
     logits, aux = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"), return_aux=True)
