@@ -69,9 +69,15 @@ def audit_table(table: RuleTable, plan: LayerPlan, targets: Mapping[str, Shape],
         for target in assignment.targets:
             reached[target.path].append((target.index, assignment))
     missing = [f"no tensor {name} for {a.describe()}" for a in expansion.assignments for name in a.names if name not in tensors]
-    unread = [f"{name} {tuple(tensors[name])} is read by no rule" for name in tensors if name not in used and name not in expansion.tied and name not in expansion.ignored]
+    unread = [
+        f"{name} {tuple(tensors[name])} is read by no rule"
+        for name in tensors
+        if name not in used and name not in expansion.tied and name not in expansion.ignored
+    ]
     doubled = [f"{name} is read {count} times" for name, count in used.items() if count > 1]
-    doubled += [f"{name} is both read and {word}" for word, group in (("tied", expansion.tied), ("ignored", expansion.ignored)) for name in group if name in used]
+    doubled += [
+        f"{name} is both read and {word}" for word, group in (("tied", expansion.tied), ("ignored", expansion.ignored)) for name in group if name in used
+    ]
     unfilled, mismatched = [], []
     for path, entries in reached.items():
         if path not in targets:

@@ -46,8 +46,15 @@ class CheckpointWriter:
         """An array; stacked: one chunk per index of axis 0, else one chunk."""
         chunks = [1, *shape[1:]] if stacked else list(shape)
         header = {
-            "zarr_format": 2, "shape": list(shape), "chunks": [max(c, 1) for c in chunks], "dtype": zarr_dtype(dtype), "order": "C",
-            "compressor": None, "filters": None, "fill_value": None, "dimension_separator": ".",
+            "zarr_format": 2,
+            "shape": list(shape),
+            "chunks": [max(c, 1) for c in chunks],
+            "dtype": zarr_dtype(dtype),
+            "order": "C",
+            "compressor": None,
+            "filters": None,
+            "fill_value": None,
+            "dimension_separator": ".",
         }
         (self.folder / key).mkdir()
         (self.folder / key / ".zarray").write_text(json.dumps(header))
@@ -71,8 +78,21 @@ class CheckpointWriter:
             for key in self.keys
         }
         now = time.time_ns()
-        tree = {"tree_metadata": entries, "use_ocdbt": False, "use_zarr3": False, "store_array_data_equal_to_fill_value": True, "custom_metadata": custom_metadata}
-        root = {"item_handlers": _HANDLER, "metrics": {}, "performance_metrics": {}, "init_timestamp_nsecs": now, "commit_timestamp_nsecs": now, "custom_metadata": custom_metadata}
+        tree = {
+            "tree_metadata": entries,
+            "use_ocdbt": False,
+            "use_zarr3": False,
+            "store_array_data_equal_to_fill_value": True,
+            "custom_metadata": custom_metadata,
+        }
+        root = {
+            "item_handlers": _HANDLER,
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": now,
+            "commit_timestamp_nsecs": now,
+            "custom_metadata": custom_metadata,
+        }
         (self.folder / "_METADATA").write_text(json.dumps(tree))
         (self.folder / "_CHECKPOINT_METADATA").write_text(json.dumps(root))
         sync_tree(self.folder)

@@ -28,6 +28,7 @@ from labkit.hf.scratch import atomic_directory, ensure_free
 KEPT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".vocab", ".bpe", ".spm", ".md", ".py")
 WORKERS = 2
 OWNER = ".labkit-owner"
+MARGIN = 16 << 20  # headers, metadata and the file system's own blocks
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,15 @@ class Conversion:
         return f"<p>{escape(str(self))}</p>"
 
 
-def convert(source, out: str | os.PathLike, *, dtype=None, scan: bool = True, force: bool = False, progress: Callable[[int, int], None] | None = None) -> Conversion:
+def convert(
+    source, out: str | os.PathLike, *, dtype=None, scan: bool = True, force: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Conversion:
     """Writes a source as an Orbax checkpoint at `out`, which appears only when it is complete.
 
-    dtype: what floating-point parameters are stored in (None: as on disk). scan: stacked parameters, or one entry per Hugging Face layer. force: replace a checkpoint
-    of the same source at `out`. progress(done, total) in bytes. Raises InputError when the audit fails, a weight is NaN or infinite, a value overflows `dtype`, or `out`
-    cannot be written or is not empty; BlockedError when the garden lacks the family.
+    dtype: what floating-point parameters are stored in (None: as on disk). scan: stacked parameters, or one entry per Hugging Face layer.
+    force: replace a checkpoint of the same source at `out`. progress(done, total) in bytes.
+    Raises InputError when the audit fails, a weight is NaN or infinite, a value overflows `dtype`, or `out` cannot be written or is not empty; BlockedError when
+    the garden lacks the family.
     """
     out = Path(out).absolute()
     dtype = None if dtype is None else np.dtype(dtype)
@@ -75,7 +79,6 @@ def convert(source, out: str | os.PathLike, *, dtype=None, scan: bool = True, fo
     stored = _stored_dtypes(audit.expansion.assignments, placed, source.tensors, dtype)
     total = sum(stored[key].itemsize * int(np.prod(shape)) for place in placed.values() for key, shape in _entries(place))
     kept = kept_files(source.path)
-    ensure_free(out.parent, total + sum(p.stat().st_size for p in kept) + (16 << 20))
     findings = drop_findings(audit.expansion, source.tensors)
     narrowed = _narrowed(audit.expansion.assignments, placed, source.tensors, stored)
     metadata = {
@@ -100,6 +103,7 @@ def convert(source, out: str | os.PathLike, *, dtype=None, scan: bool = True, fo
         "versions": {name: importlib.metadata.version(name) for name in ("orbax-checkpoint", "flax", "jax", "transformers")},
     }
     with _output(out, replace) as folder:
+        ensure_free(folder, total + sum(p.stat().st_size for p in kept) + MARGIN)
         writer = CheckpointWriter(folder)
         for place in placed.values():
             for key, shape in _entries(place):
@@ -151,7 +155,9 @@ def _stream(assignments: tuple[Assignment, ...], placed: dict[str, Placement], w
             key, chunk = placed[target.path].row(target.index)
             array = contiguous(view) if view.dtype == writer.keys[key][1] else cast(contiguous(view), writer.keys[key][1])
             if view.dtype != array.dtype and (index := first_non_finite(array)) is not None:
-                raise InputError(f"A value of {assignment.names[0]} overflows {array.dtype} at index {list(index)} of {key}", str(writer.folder), "Choose a wider dtype")
+                raise InputError(
+                    f"A value of {assignment.names[0]} overflows {array.dtype} at index {list(index)} of {key}", str(writer.folder), "Choose a wider dtype"
+                )
             writer.write(key, chunk, array)
             written += array.nbytes
         return written
@@ -171,8 +177,12 @@ def _stream(assignments: tuple[Assignment, ...], placed: dict[str, Placement], w
 def kept_files(directory: Path) -> list[Path]:
     """Config, tokenizer, templates and licence of a checkpoint directory: what makes an export complete. Weights and their index are made anew."""
     return sorted(
-        p for p in Path(directory).iterdir()
-        if p.is_file() and not p.name.startswith(".") and not p.name.endswith(".index.json") and (p.suffix in KEPT_SUFFIXES or p.name.upper().startswith(("LICENSE", "NOTICE")))
+        p
+        for p in Path(directory).iterdir()
+        if p.is_file()
+        and not p.name.startswith(".")
+        and not p.name.endswith(".index.json")
+        and (p.suffix in KEPT_SUFFIXES or p.name.upper().startswith(("LICENSE", "NOTICE")))
     )
 
 
@@ -181,7 +191,9 @@ def _replaceable(out: Path, source) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / METADATA).is_file() or read_metadata(out)["fingerprint"] != source.fingerprint:
-        raise InputError("The output exists and is not a checkpoint of this source, so force does not replace it", out, "Choose a new folder, or remove this one")
+        raise InputError(
+            "The output exists and is not a checkpoint of this source, so force does not replace it", out, "Choose a new folder, or remove this one"
+        )
     return True
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from labkit.converters.arrays import cast, contiguous, exact
 from labkit.converters.checkpoint import HF_FILES, CheckpointReader, read_metadata, sync_tree
+from labkit.converters.convert import MARGIN
 from labkit.converters.filling import abstract_model
 from labkit.converters.placement import Placement, placements
 from labkit.converters.restore import require_same
@@ -37,7 +38,9 @@ class Export:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self):
-        return "; ".join([f"{self.tensors} tensors, {self.nbytes:,} bytes in {len(self.shards)} file{'s' if len(self.shards) > 1 else ''}, in {self.path}", *self.notes])
+        return "; ".join(
+            [f"{self.tensors} tensors, {self.nbytes:,} bytes in {len(self.shards)} file{'s' if len(self.shards) > 1 else ''}, in {self.path}", *self.notes]
+        )
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -48,8 +51,8 @@ class Export:
 def export(ckpt: str | os.PathLike, out: str | os.PathLike, *, progress: Callable[[int, int], None] | None = None) -> Export:
     """Writes a checkpoint of `convert` as a Hugging Face directory at `out`, which appears only when it is complete: weights, index, config, tokenizer.
 
-    Every tensor is bit for bit the source's, unless the conversion narrowed it: then it stays narrow and a note says so. Tied and ignored tensors are not written.
-    progress(done, total) in bytes. Raises InputError for a damaged checkpoint and for an `out` that cannot be written or is not empty.
+    Every tensor is bit for bit the source's, unless the conversion narrowed it: then it stays narrow and a note says so. Tied and ignored tensors are not
+    written. progress(done, total) in bytes. Raises InputError for a damaged checkpoint and for an `out` that cannot be written or is not empty.
     """
     path, out = Path(ckpt).absolute(), Path(out).absolute()
     metadata = read_metadata(path)
@@ -67,10 +70,10 @@ def export(ckpt: str | os.PathLike, out: str | os.PathLike, *, progress: Callabl
     narrowed = metadata["narrowed"]
     slots = {name: Slot(name, narrowed[name][1] if name in narrowed else entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()}
     total = sum(slot.nbytes for slot in slots.values())
-    ensure_free(out.parent, total + (16 << 20))
     shards = list(dict.fromkeys(entry["shard"] for entry in tensors.values()))
     arrays = _Arrays(reader, placed, by_name, slots, total, progress)
     with atomic_directory(out) as folder:
+        ensure_free(folder, total + MARGIN)
         for shard in shards:
             names = [name for name in tensors if tensors[name]["shard"] == shard]
             _write_shard(folder, shard, [slots[name] for name in names], arrays.stream(names))

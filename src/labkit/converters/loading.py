@@ -44,7 +44,10 @@ def model_config(source, dtype):
 
 
 def audit(source, family=None, config=None) -> Audit:
-    """Names and shapes of a source against the family's model: unread tensors, unfilled parameters, doubled ones, shapes that do not fit. Raises nothing of its own."""
+    """Names and shapes of a source against the family's model: unread tensors, unfilled parameters, doubled ones, shapes that do not fit.
+
+    Problems are listed, not raised. family and config: those of the source when left out.
+    """
     if family is None or config is None:
         family, config, _ = model_config(source, jnp.float32)
     return fit(source, family, config, abstract_model(family, config))
@@ -58,7 +61,8 @@ def fit(source, family, config, abstract) -> Audit:
 def load_model(source, *, dtype=jnp.float32, mesh: Mesh | None = None):
     """(model, config, findings): the family's model with every parameter in `dtype`, on the default device or sharded over `mesh`.
 
-    findings: dicts with component, cause, evidence, fix. Raises InputError when the audit fails or a weight is NaN or infinite, BlockedError when the garden lacks the family.
+    findings: dicts with component, cause, evidence, fix. Raises InputError when the audit fails or a weight is NaN or infinite, BlockedError when the garden
+    lacks the family.
     """
     family, config, _ = model_config(source, dtype)
     abstract = abstract_model(family, config, mesh)
@@ -111,9 +115,18 @@ def drop_findings(expansion: Expansion, tensors) -> list[dict[str, str]]:
         if partner is None:
             findings.append(_finding(name, "tied to a tensor that is not on disk", f"{entry.to} is absent", "get the missing tensor"))
         elif same_bits(tensors.read(name), tensors.read(entry.to)):
-            findings.append(_finding(name, "a tied tensor is on disk as well", f"equal to {entry.to} bit for bit; it is read once and not written by export", "none needed"))
+            findings.append(
+                _finding(name, "a tied tensor is on disk as well", f"equal to {entry.to} bit for bit; it is read once and not written by export", "none needed")
+            )
         else:
-            findings.append(_finding(name, "the tied head on disk differs", f"{name} against {entry.to}: {difference(tensors.read(name), tensors.read(entry.to))}", "if the head is meant to be used, set tie_word_embeddings to false; the reference ignores it"))
+            findings.append(
+                _finding(
+                    name,
+                    "the tied head on disk differs",
+                    f"{name} against {entry.to}: {difference(tensors.read(name), tensors.read(entry.to))}",
+                    "if the head is meant to be used, set tie_word_embeddings to false; the reference ignores it",
+                )
+            )
     for name, entry in expansion.ignored.items():
         findings.append(_finding(name, "a tensor on disk is no parameter", f"{tensors[name].nbytes} bytes: {entry.reason}", "none needed"))
     return findings

@@ -1,4 +1,4 @@
-"""Where a parameter lies on disk: scanned, one array per parameter with its layer axis; unscanned, one entry per Hugging Face layer, which exists on disk only."""
+"""Where a parameter lies on disk: scanned, one array with its layer axis; unscanned, one entry per Hugging Face layer (a layout that exists on disk only)."""
 
 from __future__ import annotations
 

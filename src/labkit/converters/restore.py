@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from labkit.converters.arrays import common
 from labkit.converters.checkpoint import CheckpointReader, read_metadata
 from labkit.converters.filling import abstract_model, filled_model, poisoned
 from labkit.converters.loading import require_filled, write_row
@@ -21,9 +22,9 @@ from labkit.models import get_family, read_config
 def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, scan: bool | None = None, config=None, source=None):
     """(model, config, metadata) of a checkpoint that `convert` wrote.
 
-    dtype: of every parameter; None keeps each as stored and computes in the one that most are stored in. mesh: shards every parameter by its own spec; the devices
-    that wrote the checkpoint do not matter. scan, config, source: what the caller believes; InputError where the checkpoint says otherwise. Raises InputError for
-    every difference between what is stored and what the model needs, and for a damaged checkpoint.
+    dtype: of every parameter; None keeps each as stored and computes in the one that most are stored in. mesh: shards every parameter by its own spec; the
+    devices that wrote the checkpoint do not matter. scan, config, source: what the caller believes; InputError where the checkpoint says otherwise. Raises
+    InputError for every difference between what is stored and what the model needs, and for a damaged checkpoint.
     """
     path = Path(ckpt)
     metadata = read_metadata(path)
@@ -32,7 +33,11 @@ def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, sc
     family = get_family(metadata["family"])
     own, _ = read_config(family, metadata["config"]["effective"], metadata["config"]["defaults"], dtype=jnp.dtype(dtype or _main_dtype(reader)))
     if config is not None and type(config) is not type(own):
-        raise InputError(f"The checkpoint holds a {family.name} model and a {type(config).__name__} was given", path, "Restore it without a config, or take the right checkpoint")
+        raise InputError(
+            f"The checkpoint holds a {family.name} model and a {type(config).__name__} was given",
+            path,
+            "Restore it without a config, or take the right checkpoint",
+        )
     used = own if config is None else config
     abstract = abstract_model(family, used, mesh)
     placed = placements(used.plan, abstract.shapes, metadata["scan"])
@@ -40,7 +45,7 @@ def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, sc
 
     def value(name: str) -> np.ndarray:
         place = placed[name]
-        array = poisoned(place.shape, dtype or reader.dtype(place.keys[0]))
+        array = poisoned(place.shape, dtype or common({reader.dtype(key) for key in place.keys}))
         for index in place.rows():
             write_row(array, index, reader.read(*place.row(index)))
         require_filled(name, array)
@@ -63,11 +68,17 @@ def check_belief(path: Path, metadata: dict, scan: bool | None, source=None) -> 
     if scan is not None and scan != metadata["scan"]:
         stored, asked = (("scanned", "unscanned"), ("unscanned", "scanned"))[not metadata["scan"]]
         raise InputError(
-            f"The checkpoint is {stored} and was asked for as {asked}", path, f"Leave scan out: the checkpoint tells its own layout; for an {asked} one on disk convert again with scan={scan}"
+            f"The checkpoint is {stored} and was asked for as {asked}",
+            path,
+            f"Leave scan out: the checkpoint tells its own layout; for an {asked} one on disk convert again with scan={scan}",
         )
     if source is not None and source.fingerprint != metadata["fingerprint"]:
         what = f"{metadata['name']} ({metadata['family']})", f"{source.name} ({source.config.model_type})"
-        raise InputError(f"The checkpoint was made from {what[0]}, fingerprint {metadata['fingerprint'][:12]}, not from {what[1]}, fingerprint {source.fingerprint[:12]}", path, "Convert this model, or take its own checkpoint")
+        raise InputError(
+            f"The checkpoint was made from {what[0]}, fingerprint {metadata['fingerprint'][:12]}, not from {what[1]}, fingerprint {source.fingerprint[:12]}",
+            path,
+            "Convert this model, or take its own checkpoint",
+        )
 
 
 def require_same(path: Path, reader: CheckpointReader, placed: dict[str, Placement]) -> None:
@@ -75,7 +86,13 @@ def require_same(path: Path, reader: CheckpointReader, placed: dict[str, Placeme
     wanted = {key: place.entry_shape for place in placed.values() for key in place.keys}
     problems = [f"{key} {shape} is needed and not stored" for key, shape in wanted.items() if key not in reader.headers]
     problems += [f"{key} {reader.shape(key)} is stored and not needed" for key in reader.headers if key not in wanted]
-    problems += [f"{key} is stored as {reader.shape(key)} and needed as {shape}" for key, shape in wanted.items() if key in reader.headers and reader.shape(key) != shape]
+    problems += [
+        f"{key} is stored as {reader.shape(key)} and needed as {shape}" for key, shape in wanted.items() if key in reader.headers and reader.shape(key) != shape
+    ]
     if problems:
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise InputError(f"The checkpoint and the model do not fit: {'; '.join(problems[:4])}{more}", path, "Restore it with the config that it was made from (leave config out)")
+        raise InputError(
+            f"The checkpoint and the model do not fit: {'; '.join(problems[:4])}{more}",
+            path,
+            "Restore it with the config that it was made from (leave config out)",
+        )

@@ -90,7 +90,7 @@ class Expansion:
 def expand(table: RuleTable, plan: LayerPlan, targets: Mapping[str, Shape], names: Iterable[str]) -> Expansion:
     """Applies a table to a model and a checkpoint.
 
-    targets: path -> shape of every parameter (stacked ones with their layer axis). names: the tensors on disk. Per rule the layout is the one that the names show.
+    targets: path -> shape of every parameter (stacked ones with their layer axis). names: the tensors on disk. Per rule the layout is the one that they show.
     """
     on_disk, problems, assignments = set(names), [], []
     for rule in table.rules:
