@@ -60,3 +60,23 @@ class ModelLock:
 
     def __exit__(self, *_) -> None:
         self.release()
+
+
+def find_records(model: str, handovers: str | os.PathLike | None = None) -> Path:
+    """The folder of a model's records, by slug or by the name it was run under; the model itself is not opened. InputError when there is none, or several."""
+    from labkit.hf import slugify
+    from labkit.lab.records import Records, model_claim
+
+    root = handovers_dir(handovers)
+    folders = sorted(p.parent for p in root.glob("*/model.json")) if root.is_dir() else []
+    names = {model, slugify(model), slugify(Path(model).name)}
+    found = [f for f in folders if f.name == model] or [f for f in folders if f.name in names or any(r.model == model for r in Records(f).all())]
+    if len(found) > 1:
+        path = Path(model).expanduser().resolve()
+        claims = {model_claim(f"{origin}:{path if origin in ('directory', 'gguf') else model}") for origin in ("directory", "gguf", "hub", "builtin", "tiny")}
+        found = [f for f in found if model_claim(folder=f) in claims] or found
+    if len(found) != 1:
+        listed = ", ".join(f.name for f in (found or folders)) or "none"
+        what = f"there are no records of {model}" if not found else f"{model} names several records"
+        raise InputError(what, root, f"records are here for: {listed}" if found or folders else f"run `labkit run {model}` first")
+    return found[0]

@@ -123,6 +123,7 @@ class Record(Data):
     sections: list[Section] = Field(default_factory=list)
     gates: list[Gate] = Field(default_factory=list)
     verdicts: list[Verdict] = Field(default_factory=list)
+    outcome: dict = Field(default_factory=dict)  # the `verdicts` object of `labkit check --json`
     findings: list[Finding] = Field(default_factory=list)
     timings: list[Timing] = Field(default_factory=list)
     commands: list[Command] = Field(default_factory=list)
@@ -229,22 +230,32 @@ def compact(runs: list[PastRun]) -> list[PastRun]:
     return kept[-40:]
 
 
+def model_claim(identity: str = "", folder: Path | None = None) -> str | None:
+    """The digest by which a source claims a folder: of an identity, or the one that a folder's model.json holds (None when it holds none)."""
+    if folder is None:
+        return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
+    path = Path(folder) / "model.json"
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["identity"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError("model.json is not what the lab wrote", path, "remove the file, or the folder, and run again") from None
+
+
 def model_folder(handovers: Path, slug: str, identity: str) -> Path:
     """The folder of a model's records: `handovers/<slug>`, or `<slug>-<6 hex>` when another source holds that slug already.
 
     identity: what tells two sources with one slug apart (the absolute path, the hub id). Claimed by `model.json` in the folder.
     """
-    digest = hashlib.sha256(identity.encode()).hexdigest()
-    for name in (slug, f"{slug}-{digest[:6]}"):
-        claim = Path(handovers) / name / "model.json"
-        if not claim.is_file():
-            write_atomically(claim, json.dumps({"identity": digest}) + "\n")
-            return claim.parent
-        try:
-            if json.loads(claim.read_text(encoding="utf-8"))["identity"] == digest:
-                return claim.parent
-        except (ValueError, KeyError, TypeError):
-            raise InputError("model.json is not what the lab wrote", claim, "remove the file, or the folder, and run again") from None
+    claim = model_claim(identity)
+    for name in (slug, f"{slug}-{claim[:6]}"):
+        folder = Path(handovers) / name
+        held = model_claim(folder=folder)
+        if held is None:
+            write_atomically(folder / "model.json", json.dumps({"identity": claim}) + "\n")
+        if held in (None, claim):
+            return folder
     raise InputError(f"two other sources hold the name {slug}", handovers, "use another --handovers folder")
 
 

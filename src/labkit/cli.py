@@ -1,0 +1,251 @@
+"""The command `labkit`. Nothing heavy is imported before a command runs.
+
+Exit codes: 0 all gates hold, 1 a gate failed or the model is blocked, 2 bad input, 3 a kernel died, 130 interrupted.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from labkit.errors import InputError, LabError
+
+MODEL_HELP = "MODEL is a directory, a hub id, a .gguf file, smollm2-135m (built in) or tiny:<model_type>."
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout and nothing else.")
+revision = click.option("--revision", default="", help="Branch, tag or commit; hub ids only.")
+remote_code = click.option("--trust-remote-code", is_flag=True, help="Run Python files that come with the checkpoint. Read them first.")
+handovers = click.option("--handovers", type=click.Path(path_type=Path), default=None, help="Folder of records and handovers (default: ./handovers).")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="labkit", message="%(version)s")
+def cli() -> None:
+    """Bring a Hugging Face causal LM up in JAX with Flax NNX, prove that it computes the same function, and hand it over."""
+
+
+@cli.command(epilog=MODEL_HELP)
+@click.argument("model", default="smollm2-135m")
+@click.option("--phases", default="1,2,3,4", show_default=True, help="Phases to run, by number.")
+@click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook parameter; at least one of the phases must know it.")
+@click.option("--force", is_flag=True, help="Run phases again even when nothing they depend on has changed.")
+@click.option("--keep", is_flag=True, help="Keep subset and checkpoints in the scratch folder when the verification fails.")
+@click.option("--kernel", default=None, help="A Jupyter kernel by name (default: this very interpreter).")
+@click.option("--cell-timeout", default=3600, show_default=True, help="Seconds that one cell may take.")
+@click.option("--timeout", default=6 * 3600, show_default=True, help="Seconds that the run may take.")
+@click.option("--html", is_flag=True, help="Also write the handover as one HTML page.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@revision
+@remote_code
+@handovers
+def run(model, phases, parameters, force, keep, kernel, cell_timeout, timeout, html, quiet, revision, trust_remote_code, handovers) -> None:
+    """Run the phase notebooks on MODEL; a handover after each."""
+    from labkit.lab import handover, runner
+
+    try:
+        numbers = [int(part) for part in phases.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--phases takes numbers separated by commas, not {phases!r}", "--phases", "for example --phases 1,2") from None
+    given = dict(parameters)
+    given |= {"revision": revision} if revision else {}
+    given |= {"trust_remote_code": "true"} if trust_remote_code else {}
+    given |= {"keep": "true"} if keep else {}
+    runner.exit_on_signal()
+    outcome = runner.run(
+        model, phases=numbers, parameters=given, handovers=handovers, force=force, kernel=kernel, cell_timeout=cell_timeout, timeout=timeout,
+        progress=not quiet and sys.stderr.isatty(), say=click.echo,
+    )  # fmt: skip
+    for record in outcome.records.values():
+        for verdict in record.verdicts:
+            from labkit.lab.show import number
+
+            mark = "pass" if verdict.passed else "FAIL"
+            click.echo(f"  {mark}  {verdict.name}, {verdict.on}: {number(verdict.value)} (limit {number(verdict.limit)}) {verdict.measure}")
+    if outcome.handover.is_file():
+        click.echo(f"handover: {outcome.handover}")
+        if html:
+            click.echo(f"page: {handover.render_html(outcome.handover.with_name(outcome.handover.name.removesuffix('_handover.md')))}")
+    if outcome.error:
+        click.echo(outcome.error.paragraph(), err=True)
+    sys.exit(outcome.exit_code)
+
+
+@cli.command(epilog=MODEL_HELP)
+@click.argument("model")
+@click.option("--golden", default="", help="A .jsonl file of goldens to verify against as well.")
+@as_json
+@revision
+@remote_code
+def check(model, golden, as_json, revision, trust_remote_code) -> None:
+    """The same gates and verdicts as `run`, without notebooks; nothing is left behind."""
+    from labkit.lab.check import check
+
+    with _only(as_json) as emit:
+        result = check(model, revision=revision, trust_remote_code=trust_remote_code, golden=golden, say=(lambda line: click.echo(line, err=True)))
+        emit(result.as_json() if as_json else result.plain())
+    sys.exit(result.exit_code)
+
+
+@cli.command(epilog=MODEL_HELP)
+@click.argument("model")
+@as_json
+@revision
+@remote_code
+def inspect(model, as_json, revision, trust_remote_code) -> None:
+    """Facts and walls of MODEL, from config and headers only."""
+    from labkit.lab.inspect import inspect
+
+    with _only(as_json) as emit:
+        result = inspect(model, revision=revision, trust_remote_code=trust_remote_code)
+        plain = result.pop("plain")
+        emit(result if as_json else plain)
+    sys.exit(1 if result["status"] == "blocked" else 0)
+
+
+@cli.command(epilog=MODEL_HELP)
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--dtype", default=None, type=click.Choice(["float32", "bfloat16", "float16", "float64"]), help="Store parameters in this type (default: as on disk).")
+@click.option("--no-scan", is_flag=True, help="One entry per layer instead of stacked layers.")
+@click.option("--force", is_flag=True, help="Replace a checkpoint of the same source at OUT.")
+@revision
+@remote_code
+def convert(model, out, dtype, no_scan, force, revision, trust_remote_code) -> None:
+    """Hugging Face MODEL to an Orbax checkpoint at OUT."""
+    from labkit.converters import convert
+    from labkit.hf import open_source
+
+    source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    with _bar("convert") as progress:
+        done = convert(source, out, dtype=dtype, scan=not no_scan, force=force, progress=progress)
+    click.echo(str(done))
+
+
+@cli.command()
+@click.argument("ckpt", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def export(ckpt, out) -> None:
+    """An Orbax checkpoint CKPT of `labkit convert` back to a safetensors directory OUT, bit for bit."""
+    from labkit.converters import export
+
+    with _bar("export") as progress:
+        done = export(ckpt, out, progress=progress)
+    click.echo(str(done))
+
+
+@cli.command()
+@click.argument("model")
+@click.option("--html", is_flag=True, help="One self-contained page, figures inside.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Where the page goes (default: beside the Markdown).")
+@handovers
+def handover(model, html, out, handovers) -> None:
+    """Render the handover of MODEL from its records; nothing is measured."""
+    from labkit.lab import handover as page
+    from labkit.lab.places import find_records
+
+    folder = find_records(model, handovers)
+    click.echo(page.render(folder))
+    if html or out:
+        click.echo(page.render_html(folder, out))
+
+
+@cli.command()
+@as_json
+@click.option("--update", is_flag=True, help="In a checkout: take the list anew from the records in handovers.")
+@handovers
+def families(as_json, update, handovers) -> None:
+    """What is proven: the families that a recorded run backs."""
+    from labkit.lab import families
+
+    with _only(as_json) as emit:
+        if update:
+            families.update(handovers)
+        proven = families.proven()
+        emit({"families": proven} if as_json else families.plain(proven))
+
+
+@cli.command()
+@as_json
+def doctor(as_json) -> None:
+    """This machine: packages, devices, memory, scratch."""
+    from labkit.lab.doctor import doctor
+
+    with _only(as_json) as emit:
+        report = doctor()
+        emit(report.as_json() if as_json else report.plain())
+    sys.exit(0 if report.healthy else 1)
+
+
+@contextlib.contextmanager
+def _only(enabled: bool):
+    """Yield `emit`. When enabled, whatever libraries print goes to stderr, and stdout gets the one JSON object that is emitted, errors included."""
+    if not enabled:
+        yield lambda text: click.echo(text)
+        return
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    answer: list[dict] = []
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield answer.append
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+        if answer:
+            click.echo(json.dumps(answer[0], indent=1, allow_nan=False, default=str))
+
+
+@contextlib.contextmanager
+def _bar(label: str):
+    """A byte progress bar on a terminal; silent elsewhere."""
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit="B", unit_scale=True, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+def error_object(model: str | None, error: LabError) -> dict:
+    """The `--json` object of a command that could not answer."""
+    return {"model": model, "family": None, "status": error.status, "verdicts": {}, "gates": [], "findings": [], "error": error.as_dict()}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script: every LabError is one paragraph (one JSON object with --json) and its exit code; no traceback for what a user can cause."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    wants_json = "--json" in arguments
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    model = next((a for a in arguments[1:] if not a.startswith("-")), None)
+    try:
+        cli.main(arguments, prog_name="labkit", standalone_mode=False)
+        code = 0
+    except LabError as error:
+        code = error.exit_code
+        click.echo(json.dumps(error_object(model, error), indent=1)) if wants_json else click.echo(f"labkit: {error.paragraph()}", err=True)
+    except click.UsageError as error:
+        code = 2
+        told = InputError(error.format_message(), f"labkit {' '.join(arguments[:1])}", f"labkit {' '.join(arguments[:1])} --help")
+        click.echo(json.dumps(error_object(model, told), indent=1)) if wants_json else error.show()
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+        click.echo("labkit: interrupted. What had finished is kept; run the same command again to go on.", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

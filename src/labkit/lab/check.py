@@ -1,0 +1,83 @@
+"""`labkit check`: the cells of the phases called one after another in this process, with records that are thrown away."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labkit.errors import LabError
+from labkit.lab.phases import PHASES, phase_class
+from labkit.lab.records import Record, Verdict
+from labkit.lab.show import number
+
+
+@dataclass
+class Check:
+    """What the phases found. status: pass, fail, blocked or error."""
+
+    model: str
+    family: str | None
+    status: str
+    records: list[Record] = field(default_factory=list)
+    error: LabError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.status == "pass" else self.error.exit_code if self.error and self.status == "error" else 1
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [v for r in self.records for v in r.verdicts]
+
+    def as_json(self) -> dict:
+        """The object of the design: one entry per verdict, the full model's where both were measured."""
+        return {
+            "model": self.model, "family": self.family, "status": self.status, "verdicts": self.records[-1].outcome if self.records else {},
+            "gates": [{"phase": r.phase, **g.model_dump(exclude={"type"})} for r in self.records for g in r.gates],
+            "findings": [f.model_dump() for r in self.records for f in r.findings],
+            "error": self.error.as_dict() if self.error else None,
+        }  # fmt: skip
+
+    def plain(self) -> str:
+        lines = [f"{'pass' if v.passed else 'FAIL'}  {v.name}, {v.on}: {number(v.value)} (limit {number(v.limit)}) {v.measure}" for v in self.verdicts]
+        lines += [f"FAIL  phase {r.phase}, {g.plain()}" for r in self.records for g in r.gates if not g.passed]
+        held, count = sum(g.passed for r in self.records for g in r.gates), sum(len(r.gates) for r in self.records)
+        lines.append(f"{self.model}: {self.status}, {held} of {count} gates hold")
+        if self.error:
+            lines.append(self.error.paragraph())
+        return "\n".join(lines)
+
+
+def check(model: str, *, revision: str = "", trust_remote_code: bool = False, golden: str = "", say: Callable[[str], None] = lambda line: None) -> Check:
+    """Run all phases on `model` until one does not pass. Raises InputError when the source cannot be opened."""
+    before = {name: os.environ.get(name) for name in ("LABKIT_HANDOVERS", "LABKIT_LOCK_HELD")}
+    with tempfile.TemporaryDirectory(prefix="labkit-check-") as folder:
+        os.environ["LABKIT_HANDOVERS"] = folder
+        try:
+            return _run(model, {"revision": revision, "trust_remote_code": trust_remote_code}, golden, Path(folder), say)
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+def _run(model: str, common: dict, golden: str, folder: Path, say) -> Check:
+    result = Check(model, None, "pass")
+    for number_ in PHASES:
+        phase = phase_class(number_)(model, **common, **({"golden": golden} if golden and PHASES[number_] == "verify" else {}))
+        result.model, result.family = phase.record.model, phase.record.family
+        result.records.append(phase.record)
+        try:
+            for name in phase.cells:
+                say(f"{number_} {PHASES[number_]}: {name}")
+                getattr(phase, name)()
+            phase.finish()
+        except LabError as error:
+            result.status, result.error = error.status, error
+            return result
+        if not phase.record.passed:
+            blocked = phase.wall is not None
+            result.status = "blocked" if blocked else "fail"
+            result.error = phase.wall if blocked else None
+            return result
+    return result

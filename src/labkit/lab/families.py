@@ -1,0 +1,53 @@
+"""What is proven: a list made from records that are committed with the package, and from nothing else."""
+
+import json
+import os
+from pathlib import Path
+
+from labkit.errors import InputError
+from labkit.lab.handover import PHASES
+from labkit.lab.places import PACKAGE, handovers_dir
+from labkit.lab.records import Records, write_atomically
+from labkit.lab.show import Table
+
+DATA = PACKAGE / "data" / "families.json"
+
+
+def proven() -> list[dict]:
+    """The committed list: family, model, slice, verdicts, when, commit, packages."""
+    try:
+        return json.loads(DATA.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"the list of proven families cannot be read: {error}", DATA, "install labkit again, or run `labkit families --update` in a checkout") from None
+
+
+def from_records(handovers: Path) -> list[dict]:
+    """One entry per model whose four phases all passed on one source, by the records under `handovers`."""
+    entries = []
+    for folder in sorted(p.parent for p in Path(handovers).glob("*/model.json")):
+        records = {r.phase: r for r in Records(folder).all()}
+        if set(PHASES) <= set(records) and all(records[n].passed for n in PHASES) and len({records[n].source_fingerprint for n in PHASES}) == 1:
+            last = records[max(PHASES)]
+            entries.append({
+                "family": last.family, "model": last.model, "slice": last.slice, "slug": folder.name, "source_fingerprint": last.source_fingerprint,
+                "verdicts": [v.model_dump(include={"name", "on", "value", "limit", "passed"}) for v in last.verdicts],
+                "gates": sum(len(records[n].gates) for n in PHASES), "measured": last.end, "commit": last.git_commit, "packages": last.packages,
+            })  # fmt: skip
+    return sorted(entries, key=lambda e: (e["family"], e["model"]))
+
+
+def update(handovers: str | os.PathLike | None = None) -> list[dict]:
+    """Write the list anew from the records in `handovers`. InputError when they prove nothing."""
+    root = handovers_dir(handovers)
+    entries = from_records(root)
+    if not entries:
+        raise InputError("no record here proves a family", root, "run `labkit run MODEL` first")
+    write_atomically(DATA, json.dumps(entries, indent=1) + "\n")
+    return entries
+
+
+def plain(entries: list[dict]) -> str:
+    worst = lambda entry, name: max((v["value"] for v in entry["verdicts"] if v["name"] == name), default=None)
+    rows = [[e["family"], e["slice"], e["model"], worst(e, "exact"), worst(e, "float32"), worst(e, "bfloat16"), e["gates"], e["measured"][:10]] for e in entries]
+    note = "exact: relative error; float32: KL per position, nats; bfloat16: mean KL as a multiple of the reference's own. Each row is a committed record."
+    return Table(title="Proven families", columns=["family", "slice", "model", "exact", "float32", "bfloat16", "gates", "measured"], rows=rows, note=note).plain()

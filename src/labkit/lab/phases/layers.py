@@ -1,0 +1,93 @@
+"""Phase 2: each component of the slice against the reference's own module, isolated and in float64."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from labkit.lab import figures
+from labkit.lab.phases.base import Phase, cell
+from labkit.lab.phases.matrix import by_layer
+from labkit.lab.show import Section, Table, Text, number
+
+
+class Layers(Phase):
+    """The component checklist on a tiny configuration and on the subset's real weights."""
+
+    number, name, title = 2, "layers", "every component against the reference's own module, isolated, in float64"
+    cells = ("measure", "tiny", "subset", "by_layer", "control")
+    floors = ("hf", "layers", "models", "converters", "parity")
+    helpers = ("discover.py", "matrix.py")
+
+    def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False, batch: int = 2, length: int = 24, limit: float = 1e-9):
+        """batch, length: tokens of the comparison. limit: largest relative error."""
+        super().__init__(model, revision, trust_remote_code, batch=batch, length=length, limit=limit)
+        self.batch, self.length, self.limit = batch, length, limit
+        self.results: dict[str, dict] = {}
+
+    @cell
+    def measure(self) -> Section:
+        """Run both comparisons, each in a process of its own with float64 on: a tiny random configuration of the family, and the subset's real weights."""
+        from labkit.parity.worker import run_job
+
+        subset = self.subset_path()
+        jobs = {"tiny": f"tiny:{self.source.config.model_type}", "subset": str(subset)}
+        jobs = {on: {"kind": "components", "source": source, "batch": self.batch, "length": self.length, "limit": self.limit} for on, source in jobs.items()}
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            self.results = dict(zip(jobs, pool.map(run_job, jobs.values())))
+        for on, result in self.results.items():
+            for text in result["findings"]:
+                self.finding(on, str(text))
+        rows = [[on, jobs[on]["source"], f"{self.batch} x {self.length}", result["table"]["passed"], result["seconds"]] for on, result in self.results.items()]
+        return Section(title="Measure", items=[Table(title="Comparisons", columns=["on", "source", "tokens", "passed", "seconds"], rows=rows, code=["source"])])
+
+    @cell
+    def tiny(self) -> Section:
+        """The checklist on a tiny random configuration: no size coincides with another, no value is neutral."""
+        return self._checklist("tiny")
+
+    @cell
+    def subset(self) -> Section:
+        """The checklist on the subset's real weights."""
+        return self._checklist("subset")
+
+    @cell
+    def by_layer(self) -> Section:
+        """Relative error by layer and component on the subset: free run and isolated."""
+        table = self.results["subset"]["table"]
+        free, isolated, components, layers = by_layer(table["free_errors"], table["isolated_errors"])
+        drawing = figures.activation_errors(free, isolated, components, layers, self.limit, "Relative error by layer and component, subset, float64")
+        return Section(title="By layer", items=[self.figure(drawing, "layers_by_layer")])
+
+    @cell
+    def control(self) -> Section:
+        """The negative control: the same comparison with a wrong norm eps must fail."""
+        items = []
+        for on, result in self.results.items():
+            control = result["control"]
+            worst = max(control["isolated"].values())
+            rows = [[kind, result_of(result, kind), value] for kind, value in control["isolated"].items()]
+            items.append(Table(title=f"{on}: {control['change']}", columns=["component", "right port", "wrong port"], rows=rows, note="Worst isolated relative error."))
+            self.gate(f"the control is rejected, {on}", not control["passed"], worst, self.limit, f"a port with {control['change']} must exceed the limit; red: {', '.join(control['red'])}")
+        return Section(title="Negative control", items=[Text(words="A check that nothing fails proves nothing: here everything is right except the eps of the norms."), *items])
+
+    def _checklist(self, on: str) -> Section:
+        table = self.results[on]["table"]
+        rows = [[r["kind"], r["isolated"], r["free"], r["compared"], r["passed"], r["reference"], r["ours"]] for r in table["rows"]]
+        worst = max((r["isolated"] for r in table["rows"]), default=None)
+        self.gate(f"every component is the reference's, {on}", table["passed"], worst, self.limit, "worst isolated relative error over the checklist; a missing module fails too")
+        for name in table["missing"]:
+            self.finding(name, "the reference has this module with weights and ours has no record of it", f"component checklist, {on}")
+        for fault in table["isolated_faults"][:8]:
+            self.finding(fault["place"], f"{fault['kind']}: the {fault['what']} differs by {number(fault['error'])} with the reference's own input", f"component checklist, {on}", "compare the lines that the checklist cites")
+        items = [Table(title=f"Component checklist, {on}", columns=["component", "isolated", "free run", "places", "done", "reference", "ours"], rows=rows, code=["reference", "ours"], note="Relative errors, float64 on both sides. Isolated: fed with the reference's recorded input; free run: fed by our own previous layer.")]  # fmt: skip
+        return Section(title=f"Checklist, {on}", items=items)
+
+    def subset_path(self):
+        from labkit.lab.phases.discover import subset_of
+        from labkit.lab.records import Record
+
+        discovered: Record = self.records.read(1)
+        layers = int(str(discovered.outputs["subset"]).rsplit("-", 1)[1])
+        return subset_of(self, layers)
+
+
+def result_of(result: dict, kind: str):
+    return next((r["isolated"] for r in result["table"]["rows"] if r["kind"] == kind), None)
