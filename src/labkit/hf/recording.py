@@ -130,7 +130,7 @@ class _Recorder:
                 if output is None or output.ndim != 4:
                     continue
                 tag = ("q_rope", "k_rope")[position] if len(outputs) > 1 else ("q_rope" if self._first_rotation() else "k_rope")
-                layout = lambda t: to_numpy(t.transpose(1, 2) if axis == 1 else t)  # noqa: E731
+                layout = lambda t: to_numpy(t.transpose(1, 2) if axis == 1 else t)
                 source = args[position] if len(args) > position and hasattr(args[position], "ndim") and args[position].ndim == 4 else None
                 self.point(tag, layout(output), None if source is None else layout(source), function)
             return result

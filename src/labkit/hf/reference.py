@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.errors import BlockedError, InputError, LabError
 from labkit.hf.exact import exact_mode
+from labkit.hf.quiet import quiet_transformers
 from labkit.hf.recording import Capture, recording, to_numpy
 
 MODES = {"exact": "float64", "float32": "float32", "bfloat16": "bfloat16"}
@@ -39,7 +40,7 @@ class Reference:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         path = Path(getattr(path, "path", path))
-        with _quiet(), (exact_mode() if mode == "exact" else nullcontext()):
+        with quiet_transformers(), (exact_mode() if mode == "exact" else nullcontext()):
             try:
                 config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
                 model, info = AutoModelForCausalLM.from_pretrained(
@@ -128,29 +129,13 @@ class Reference:
         # The model's own generation config may hold penalties, stop tokens and sampling: generate falls back on it for every unset value.
         self.model.generation_config = GenerationConfig(pad_token_id=0)
         try:
-            with self._running(), _quiet():
+            with self._running(), quiet_transformers():
                 result = self.model.generate(
                     **arguments, attention_mask=torch.ones_like(arguments["input_ids"]), max_new_tokens=steps, do_sample=False, use_cache=True,
                     return_dict_in_generate=True, output_logits=True)
         finally:
             self.model.generation_config = before
         return to_numpy(result.sequences), np.concatenate([to_numpy(step) for step in result.logits])
-
-
-@contextmanager
-def _quiet():
-    """No progress bars and no advice from transformers while it loads or generates; its previous verbosity returns afterwards."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _refuse_incomplete(info: dict, path: Path):

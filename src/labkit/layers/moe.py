@@ -1,5 +1,7 @@
 """Mixture dispatch: tokens sorted by expert, one grouped product per projection, and the way back. Dropless."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ def grouped_matmul(rows, group_sizes, weights, block: int):
     return jax.lax.platform_dependent(rows, group_sizes, weights, tpu=ragged, default=blocked)
 
 
+@functools.partial(jax.jit, static_argnames="block")  # compiled once when a capture runs the model eagerly
 def _blocked_matmul(rows, group_sizes, weights, block: int):
     count, groups = rows.shape[0], weights.shape[0]
     blocks = min(count, -(-count // block) + groups)

@@ -122,14 +122,22 @@ class _Interceptor:
         return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts) if isinstance(result, tuple) else parts[0]
 
     def leave_router(self, name, parts):
-        """Logits, weights and indices of a router are told apart by type and shape, in whatever order they come."""
-        choice = next(part.shape for part in parts if _is_whole(part))
+        """Logits (the first float array of another shape than the choice), weights and indices, told apart by type and shape in whatever order they come.
+
+        What the router tagged itself is on record already, from before its tag put the reference's value in.
+        """
+        choice, seen = next(part.shape for part in parts if _is_whole(part)), set()
         for i, part in enumerate(parts):
-            if isinstance(part, jax.Array):
-                suffix = ".indices" if _is_whole(part) else ".weights" if part.shape == choice else ""
-                self.recording[name + suffix] = np.asarray(part)
-                if self.inject is not None:
-                    parts[i] = self.reference(self.inject.outputs, name + suffix, part)
+            if not isinstance(part, jax.Array):
+                continue
+            key = name + (".indices" if _is_whole(part) else ".weights" if part.shape == choice else "")
+            if key in seen:
+                continue
+            seen.add(key)
+            if key not in self.recording:
+                self.recording[key] = np.asarray(part)
+            if self.inject is not None:
+                parts[i] = self.reference(self.inject.outputs, key, part)
         return parts
 
     def tagged(self, tag, value):

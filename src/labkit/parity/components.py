@@ -13,7 +13,7 @@ EXACT_LIMIT = 1e-9
 KINDS = ("embedding", "rope", "attention", "mlp", "router", "experts", "norms", "block", "final norm", "head")
 _BY_CLASS = (
     (re.compile(r"Rotary|RoPE", re.I), "rope"), (re.compile(r"Norm"), "norms"), (re.compile(r"Router|TopKGate|Gate$"), "router"), (re.compile(r"Experts"), "experts"),
-    (re.compile(r"Attention|Mixer"), "attention"), (re.compile(r"MLP|Mlp|Moe|MoE|FeedForward"), "mlp"), (re.compile(r"DecoderLayer|Block$|Layer$"), "block"),
+    (re.compile(r"Attention|Mixer"), "attention"), (re.compile(r"DecoderLayer"), "block"), (re.compile(r"MLP|Mlp|Moe|MoE|FeedForward"), "mlp"), (re.compile(r"Block$|Layer$"), "block"),
     (re.compile(r"Embedding"), "embedding"),
 )
 

@@ -1,0 +1,132 @@
+"""What exact jobs do. Both work on a source by name or directory, in float64 on both sides.
+
+`components`: the checklist, isolated and free, on one batch. `exact`: teacher-forced logits at several lengths, by scan and by loop, captures at every name,
+decoding with the cache against the full forward, left padding against the reference's mask. Each runs a control that must fail.
+"""
+import contextlib
+import time
+
+import numpy as np
+
+from labkit.errors import InputError
+from labkit.parity.compare import error_per_position, kl_per_position, relative_error, top_k_agreement
+from labkit.parity.components import EXACT_LIMIT, compare_components
+
+
+def execute(job: dict, *, progress=None) -> dict:
+    """Run a job in this process, with x64 and strict promotion on while it lasts. Returns plain data, arrays under `arrays`."""
+    kinds = {"components": components_job, "exact": exact_job}
+    arguments = {key: value for key, value in job.items() if key != "kind"}
+    if job.get("kind") not in kinds:
+        raise InputError(f"unknown exact job {job.get('kind')!r}", next=f"kinds are {', '.join(kinds)}")
+    import jax
+
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(True))
+        stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        if jax.default_backend() != "cpu":
+            stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
+        result = kinds[job["kind"]](progress=progress or (lambda fraction, text: None), **arguments)
+    return result | {"kind": job["kind"], "seconds": round(time.perf_counter() - start, 2)}
+
+
+def _both(source, progress):
+    """(source, reference, model, config): both sides in float64."""
+    import jax.numpy as jnp
+
+    from labkit.converters import load_model
+    from labkit.hf.reference import Reference
+    from labkit.hf.source import open_source
+
+    source = open_source(source)
+    progress(0.0, "loading the reference in float64")
+    reference = Reference.load(source.path, "exact")
+    progress(0.1, "loading our model in float64")
+    model, config, findings = load_model(source, dtype=jnp.float64)
+    return source, reference, model, config, [*reference.findings, *map(str, findings)]
+
+
+def _table(model, tokens, captured, limit):
+    from labkit.parity.capture import capture
+
+    return compare_components(capture(model, tokens), capture(model, tokens, inject=captured), captured, limit=limit)
+
+
+def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: int = 0, limit: float = EXACT_LIMIT, control: bool = True) -> dict:
+    """The component checklist of tokens [batch, length], random by `seed`."""
+    source, reference, model, config, findings = _both(source, progress)
+    tokens = np.random.default_rng(seed).integers(3, config.vocab_size, (batch, length))
+    progress(0.3, "recording the reference")
+    captured = reference.capture(tokens)
+    progress(0.5, "recording our model, free and isolated")
+    table = _table(model, tokens, captured, limit)
+    result = {"tokens": [batch, length], "table": table.as_dict(), "passed": table.passed, "findings": findings,
+              "arrays": {}}
+    if control:
+        progress(0.8, "the control that must fail")
+        wrong, key, right, value = _wrong(model, source, config)
+        red = _table(wrong, tokens, captured, limit)
+        result["control"] = {"change": f"{key} {right:g} -> {value:g}", "red": sorted({fault.kind for fault in red.isolated_faults}), "passed": red.passed,
+                             "isolated": {row.kind: row.isolated for row in red.rows}, "free": {row.kind: row.free for row in red.rows}}
+    return result
+
+
+def _wrong(model, source, config):
+    from labkit.parity.controls import rebuild, with_wrong_eps
+
+    changed, key, right, value = with_wrong_eps(config)
+    return rebuild(model, source.config.model_type, changed), key, right, value
+
+
+def exact_job(source, *, progress, lengths=(6, 64, 256), seed: int = 0, limit: float = EXACT_LIMIT, capture_length: int = 64, control: bool = True,
+              cache_length: int = 20, prompts=None) -> dict:
+    """The exact comparison.
+
+    lengths: prompts of real text where there is a tokenizer; prompts: token lists instead. capture_length: every name is compared on so many tokens of the longest
+    prompt. cache_length: tokens of the cache check, 0 for none.
+    """
+    from labkit.hf.prompts import make_prompts
+    from labkit.parity.greedy import cached_equals_full, forward
+
+    source, reference, model, config, findings = _both(source, progress)
+    given = [(f"given, {len(tokens)} tokens", np.asarray(tokens)) for tokens in prompts] if prompts else make_prompts(source.path, config.vocab_size, lengths, seed=seed)
+    rows, arrays, longest = [], {}, max((tokens for _, tokens in given), key=len)
+    for index, (text, tokens) in enumerate(given):
+        progress(0.2 + 0.3 * index / len(given), f"logits at {len(tokens)} tokens")
+        wanted, ours = reference.logits(tokens[None]), forward(model, tokens[None])
+        kl = kl_per_position(ours, wanted)[0]
+        rows.append({"length": len(tokens), "prompt": text[:80], "rel_error": relative_error(ours, wanted), "max_kl": float(kl.max()), "top_1": top_k_agreement(ours, wanted, 1)})
+        arrays |= {f"kl/{index}": kl, f"position_error/{index}": error_per_position(ours, wanted)}
+    progress(0.5, "every name, free and isolated")
+    tokens = longest[None, :capture_length]
+    captured = reference.capture(tokens)
+    table = _table(model, tokens, captured, limit)
+    checks = {"loop against the reference": table.free_errors["logits"]}
+    if cache_length:
+        progress(0.7, "decoding with the cache against the full forward")
+        probe = np.resize(longest, (2, min(cache_length, 2 * len(longest))))
+        checks |= {f"cache: {name}": error for name, error in cached_equals_full(model, probe).items()}
+        checks["left padding against the reference"] = _padded(model, reference, probe)
+    worst = max([row["rel_error"] for row in rows] + list(checks.values()) + list(table.free_errors.values()) + list(table.isolated_errors.values()))
+    result = {"max_rel_error": worst, "max_rel_error_logits": max(row["rel_error"] for row in rows), "prompts": rows, "checks": checks, "table": table.as_dict(),
+              "limit": limit, "passed": bool(worst <= limit and table.passed), "findings": [*findings, *(n for n in reference.findings if n not in findings)],
+              "parameters": int(sum(p.numel() for p in reference.model.parameters())), "arrays": arrays}
+    if control:
+        progress(0.85, "the control that must fail")
+        wrong, key, right, value = _wrong(model, source, config)
+        wanted, ours = captured.outputs["logits"], forward(wrong, tokens)
+        kl = kl_per_position(ours, wanted)
+        result["control"] = {"change": f"{key} {right:g} -> {value:g}", "length": tokens.shape[1], "rel_error": relative_error(ours, wanted), "max_kl": float(kl.max()),
+                             "passed": bool(relative_error(ours, wanted) <= limit)}
+    return result
+
+
+def _padded(model, reference, tokens) -> float:
+    """Row 0 left-padded by 3 tokens: our segment ids against the reference's attention mask, padding left out."""
+    from labkit.parity.greedy import forward
+
+    mask = np.ones_like(tokens)
+    mask[0, :3] = 0
+    return relative_error(forward(model, tokens, segment_ids=mask), reference.logits(tokens, mask), mask)
