@@ -24,7 +24,7 @@ class LabError(Exception):
         if self.where:
             parts.append(f"Where: {self.where}" + ("" if self.where.endswith(".") else "."))
         if self.next:
-            parts.append(f"Next: {self.next}" + ("" if self.next.endswith(".") else "."))
+            parts.append(f"Next: {self.next}" + ("" if self.next.endswith((".", "?", "!")) else "."))
         return " ".join(" ".join(parts).split())
 
     def as_dict(self) -> dict[str, str]:

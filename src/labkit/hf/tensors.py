@@ -66,6 +66,7 @@ def read_table(directory: str | os.PathLike) -> TensorTable:
         raise InputError(f"{len(on_disk)} weight files and no {INDEX}: which tensors belong to the model is unknown", ", ".join(map(str, on_disk[:4])), "Download the index, or leave one file")
     if on_disk[0].name != SINGLE:
         raise InputError(f"The only weight file is {on_disk[0].name}; its index {INDEX} is missing", on_disk[0], f"Download the index and the other shards, or name the file {SINGLE} if it is complete")
+    _check_links(directory, on_disk[0], str(on_disk[0]))
     return TensorTable(read_header(on_disk[0])[0])
 
 
@@ -131,15 +132,20 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _inside(directory: Path, index: Path, tensor: str, name: str) -> Path:
-    """The shard's path. Links inside the directory and the hub cache's own links (snapshots -> blobs of one repository) are followed; anything else must stay inside."""
+    """The shard's path. Links inside the directory and the hub cache's own (snapshots -> blobs of one repository) are followed."""
     where = f"{index}, tensor {tensor} in {name!r}"
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not pure.parts or pure.suffix != ".safetensors":
         raise InputError("The index points outside the directory, or at something that is not a safetensors file", where, "Fix the index by hand; do not open models from a source that you do not trust")
-    path, root = directory / pure, directory.resolve()
+    path = directory / pure
+    _check_links(directory, path, where)
+    return path
+
+
+def _check_links(directory: Path, path: Path, where: str) -> None:
+    root = directory.resolve()
     allowed = [root]
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         allowed.append(root.parent.parent / "blobs")
     if path.exists() and not any(path.resolve().is_relative_to(base) for base in allowed):
-        raise InputError("A shard is a link that leaves the directory", where, "Replace the link by the file itself")
-    return path
+        raise InputError("A weight file is a link that leaves the directory", where, "Replace the link by the file itself")

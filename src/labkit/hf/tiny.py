@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -11,8 +12,11 @@ from labkit.errors import InputError
 from labkit.hf import architectures
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
+from labkit.hf.tiny_rules import candidates
+from labkit.hf.tiny_weights import fill_weights
 
 MAX_PARAMETERS = 200_000_000
+TRIAL = 24      # tokens of the run that every new tiny model must survive; beyond its window
 FORMS = "tiny:<model_type> or tiny:<model_type>?num_hidden_layers=5&norm_topk_prob=true&seed=1"
 
 
@@ -62,10 +66,9 @@ def _cache_key(overrides: dict, seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def tiny_config(model_type: str, overrides: dict, where: str = ""):
-    """The transformers config object of a tiny model. Raises InputError naming a key that the class does not know, or the class's own reason for refusing a value."""
+def tiny_configs(model_type: str, overrides: dict, where: str = "") -> Iterator:
+    """transformers config objects of a tiny model, first choice first. Raises InputError naming a key that the class does not know, or why it refuses the first choice."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from labkit.hf.tiny_rules import tiny_values
     config_class = CONFIG_MAPPING[model_type]
     defaults = config_class().to_dict()
     optional = architectures.optional_keys(model_type)
@@ -73,37 +76,57 @@ def tiny_config(model_type: str, overrides: dict, where: str = ""):
     for key in overrides:
         if key not in known:
             raise InputError(f"{config_class.__name__} has no key {key!r}", where, architectures.suggestion(key, known) or "See the class's documentation for its keys")
-    aliases = config_class.attribute_map
-    overrides = {aliases.get(key, key): value for key, value in overrides.items()}
-    values = {**tiny_values(defaults, optional), **overrides}
-    if "rope_parameters" not in overrides and ("rope_theta" in overrides or "rope_scaling" in overrides):
-        values["rope_parameters"] = {**(overrides.get("rope_scaling") or {}), "rope_theta": overrides.get("rope_theta", values.get("rope_parameters", {}).get("rope_theta"))}
-        values = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
-    try:
-        return config_class(**values)
-    except Exception as error:
-        raise InputError(f"{config_class.__name__} refuses these values: {' '.join(str(error).split())[:300]}", where, "Change the keys that it names") from None
+    overrides = {config_class.attribute_map.get(key, key): value for key, value in overrides.items()}
+    refusal, accepted = None, False
+    for values in candidates(defaults, optional):
+        values = {**values, **overrides}
+        if "rope_parameters" not in overrides and ("rope_theta" in overrides or "rope_scaling" in overrides):
+            theta = overrides.get("rope_theta", (values.get("rope_parameters") or {}).get("rope_theta"))
+            values["rope_parameters"] = {**(overrides.get("rope_scaling") or {}), "rope_theta": theta}
+            values = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
+        try:
+            config = config_class(**values)
+        except Exception as error:
+            refusal = refusal or f"{config_class.__name__} refuses these values: {' '.join(str(error).split())[:300]}"
+            continue
+        accepted = True
+        yield config
+    if not accepted:
+        raise InputError(refusal, where, "Change the keys that it names")
+
+
+def build_tiny(model_type: str, overrides: dict, seed: int, where: str = ""):
+    """The reference model of the first configuration that it can run, with weights filled. Raises InputError with the first choice's failure when there is none."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    failure = None
+    with quiet_transformers():
+        for config in tiny_configs(model_type, overrides, where):
+            try:
+                with torch.device("meta"):
+                    size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
+                if size > MAX_PARAMETERS:
+                    raise InputError(f"This is not tiny: {size:,} parameters, more than {MAX_PARAMETERS:,}", where, "Make its sizes smaller")
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(seed)
+                    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+                fill_weights(network, seed)
+                with torch.no_grad():
+                    logits = network(input_ids=torch.arange(TRIAL)[None] % config.get_text_config(decoder=True).vocab_size, use_cache=False).logits
+                if not torch.isfinite(logits).all():
+                    raise ValueError("the logits are not finite")
+                return network
+            except InputError as error:
+                failure = failure or error
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                failure = failure or InputError(f"The reference cannot run with these values: {reason}", where, "Change the overrides")
+    raise failure
 
 
 def _build(model: str, model_type: str, overrides: dict, seed: int, out: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from labkit.hf.tiny_weights import fill_weights
-    config = tiny_config(model_type, overrides, model)
-    try:
-        with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
-        if size > MAX_PARAMETERS:
-            raise InputError(f"This is not tiny: {size:,} parameters, more than {MAX_PARAMETERS:,}", model, "Make its sizes smaller")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"The reference cannot be built from these values: {type(error).__name__}: {' '.join(str(error).split())[:300]}", model, "Change the overrides") from None
-    fill_weights(network, seed)
-    ensure_free(out.parent, 5 * size)
+    network = build_tiny(model_type, overrides, seed, model)
+    ensure_free(out.parent, 5 * sum(parameter.numel() for parameter in network.parameters()))
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with quiet_transformers():

@@ -1,43 +1,81 @@
 """Sizes and values of tiny configs, by config key, for any family.
 
-No coincidences: 36 hidden, 6 heads, 2 key-value heads, head size 10 (not 36 / 6), 44 intermediate, 8 experts, 131 tokens, window 7, 5 layers. No neutral values:
-softcaps that bite, multipliers far from 1, an epsilon and a rope base that no class has as its default. Lists that describe layers are made by the config class itself.
+No coincidences: 36 hidden, 6 heads, 2 key-value heads, head size 10 (not 36 / 6), 44 intermediate, 8 experts, 131 tokens, window 7, 5 layers.
+No neutral values: softcaps that bite, multipliers far from 1, an epsilon and a rope base that no class has as its default.
+Lists that describe layers are made by the config class itself.
 """
-HEADS, KV_HEADS, HIDDEN, HEAD_DIM, LAYERS, VOCAB = 6, 2, 36, 10, 5, 131
+import itertools
+from collections.abc import Iterator
 
-SIZES = {
-    "hidden_size": HIDDEN, "n_embd": HIDDEN, "d_model": HIDDEN, "n_embed": HIDDEN, "dim": HIDDEN, "embed_dim": HIDDEN, "word_embed_proj_dim": HIDDEN, "embedding_size": HIDDEN,
-    "num_attention_heads": HEADS, "n_head": HEADS, "n_heads": HEADS, "num_heads": HEADS,
-    "num_key_value_heads": KV_HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "kv_channels": HEAD_DIM,
-    "num_hidden_layers": LAYERS, "n_layer": LAYERS, "n_layers": LAYERS, "num_layers": LAYERS,
-    "vocab_size": VOCAB, "intermediate_size": 44, "n_inner": 44, "ffn_dim": 44, "ffn_hidden_size": 44, "dff": 44, "inner_dim": 44,
-    "max_position_embeddings": 320, "n_positions": 320, "n_ctx": 320, "max_seq_len": 320, "max_sequence_length": 320, "seq_length": 320,
-    "sliding_window": 7, "attention_window_size": 7, "window_size": 7, "attention_chunk_size": 9,
-    # mixtures
-    "moe_intermediate_size": 28, "expert_ffn_hidden_size": 28, "moe_ffn_hidden_size": 28, "shared_expert_intermediate_size": 22, "moe_shared_expert_intermediate_size": 22,
-    "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_topk": 3, "moe_k": 3, "top_k_experts": 3, "num_experts_per_token": 3,
-    "moe_num_experts": 8, "n_shared_experts": 1, "num_shared_experts": 1, "moe_num_shared_experts": 1, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
-    "mlp_only_layers": [1], "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-    # latent attention
-    "q_lora_rank": 26, "kv_lora_rank": 18, "qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 14,
-}
-VALUES = {
-    "attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 13, "rms_norm_eps": 1e-4, "layer_norm_eps": 1e-4, "layer_norm_epsilon": 1e-4,
-    "norm_eps": 1e-4, "norm_epsilon": 1e-4, "layernorm_epsilon": 1e-4,
-    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.7, "logits_scaling": 8.0, "logit_scale": 0.0625, "lm_head_multiplier": 0.3,
-    "rope_theta": 700.0, "partial_rotary_factor": 0.4,
-    "attention_dropout": 0.0, "hidden_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "dropout": 0.0, "attention_probs_dropout_prob": 0.0,
-    "hidden_dropout_prob": 0.0, "resid_dropout": 0.0, "emb_pdrop": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0, "use_cache": True,
-}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+HEAD_DIM, LAYERS = 10, 5
 ROPE_THETA = 700.0
 
+_SIZES = (
+    (36, "hidden_size n_embd d_model n_embed dim embed_dim word_embed_proj_dim embedding_size"),
+    (6, "num_attention_heads n_head n_heads num_heads"),
+    (2, "num_key_value_heads num_kv_heads"),
+    (HEAD_DIM, "head_dim kv_channels"),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers"),
+    (131, "vocab_size"),
+    (44, "intermediate_size n_inner ffn_dim ffn_hidden_size dff inner_dim"),
+    (320, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length seq_length"),
+    (7, "sliding_window attention_window_size window_size"),
+    (9, "attention_chunk_size"),
+    (28, "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size"),
+    (22, "shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
+    (8, "num_experts num_local_experts n_routed_experts moe_num_experts"),
+    (3, "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token"),
+    (1, "n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace"),
+    (4, "n_group index_n_heads"), (2, "topk_group"),
+    (16, "index_head_dim"), (5, "index_topk"), (4, "rotary_dim laurel_rank"), (14, "global_head_dim"), (2, "num_global_key_value_heads"),
+    (20, "hidden_size_per_layer_input o_lora_rank"), (131, "vocab_size_per_layer_input"),
+    (6, "attention_heads decoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads linear_num_heads"),
+    (3, "linear_num_key_heads"), (8, "linear_key_head_dim chunk_size mamba_chunk_size"), (12, "linear_value_head_dim mamba_d_head mamba_head_dim"),
+    (72, "mamba_d_ssm"), (11, "mamba_d_state ssm_state_size state_size"), (2, "n_groups mamba_n_groups"), (44, "decoder_ffn_dim"), (LAYERS, "decoder_layers"),
+    (26, "q_lora_rank"), (18, "kv_lora_rank"), (12, "qk_nope_head_dim"), (6, "qk_rope_head_dim"), (14, "v_head_dim"),
+)
+_VALUES = (
+    (1.0, "attn_logit_softcapping"), (2.0, "final_logit_softcapping"), (13, "query_pre_attn_scalar"),
+    (1e-4, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon layernorm_epsilon"),
+    (3.0, "embedding_multiplier"), (0.4, "residual_multiplier partial_rotary_factor"), (0.7, "attention_multiplier"), (8.0, "logits_scaling"),
+    (0.0625, "logit_scale"), (0.3, "lm_head_multiplier"), (2.5, "routed_scaling_factor"), (ROPE_THETA, "rope_theta"),
+    (True, "norm_topk_prob"), ([1], "mlp_only_layers"),
+    (0.0, "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout attention_probs_dropout_prob hidden_dropout_prob resid_dropout emb_pdrop"),
+    (0.0, "activation_dropout layerdrop"),
+)
+SIZES = {key: size for size, keys in _SIZES for key in keys.split()}
+VALUES = {key: value for value, keys in _VALUES for key in keys.split()}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
-def tiny_values(defaults: dict, optional: frozenset[str] = frozenset()) -> dict:
-    """Config keys and values for a class whose defaults are given. optional: keys that the reference reads although the class does not declare them."""
+
+def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterator[dict]:
+    """Config values for a class whose defaults are given, first choice first: later ones give up a distinction that some families cannot have.
+
+    optional: keys that the reference reads although the class does not declare them.
+    """
+    base = tiny_values(defaults)
+    heads = base.get("num_attention_heads")
+    head_sizes: list[dict] = [{"head_dim": HEAD_DIM}] if "head_dim" in optional or "head_dim" in base else [{}]
+    if "head_dim" not in base:
+        head_sizes.append({})
+    if "qk_rope_head_dim" in base:
+        head_sizes.insert(0, {"head_dim": base["qk_rope_head_dim"]} if "head_dim" in defaults else {})
+    head_sizes += [{"head_dim": size} for size in (6, 12)] if "head_dim" in base else []
+    key_values: list[dict] = [{}]
+    if "num_key_value_heads" in base and heads:
+        key_values.insert(0 if "kv_lora_rank" in base else 1, {"num_key_value_heads": heads})
+    experts: list[dict] = [{}] + ([{"num_experts_per_tok": 1}] if "num_experts_per_tok" in base else [])
+    layers = defaults.get("num_hidden_layers")
+    lists = {key: value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
+    for expert, cut, key_value, head_size in itertools.product(experts, [{}, lists] if lists else [{}], key_values, head_sizes):
+        yield {**base, **cut, **key_value, **head_size, **expert}
+
+
+def tiny_values(defaults: dict) -> dict:
+    """The rules of this page applied to the keys that the class declares."""
     values = {}
     for key, default in defaults.items():
-        if key in SIZES and isinstance(default, (int, list)) | (default is None):
+        if key in SIZES and (default is None or (isinstance(default, int) and not isinstance(default, bool))):
             values[key] = SIZES[key]
         elif key in VALUES and default is not None:
             values[key] = VALUES[key]
@@ -45,16 +83,20 @@ def tiny_values(defaults: dict, optional: frozenset[str] = frozenset()) -> dict:
             values[key] = TOKENS[key]
         elif key == "rope_parameters" and isinstance(default, dict):
             values[key] = _rope(default)
-    if "head_dim" in optional:
-        values["head_dim"] = HEAD_DIM
+    if "attention_types" in defaults:
+        values["attention_types"] = [[["global", "local"], 2], [["global"], 1]]
     return values
 
 
 def _rope(default: dict) -> dict:
-    """The class's rope with bases of our own: one per layer type where they are nested."""
+    """The class's rope with numbers of our own: one base per layer type where tables are nested."""
     if any(isinstance(table, dict) for table in default.values()):
-        changed = {}
-        for index, (kind, table) in enumerate(default.items()):
-            changed[kind] = {**table, "rope_theta": ROPE_THETA * (1 + 3 * index)} if isinstance(table, dict) and "rope_theta" in table else table
-        return changed
-    return {**default, "rope_theta": ROPE_THETA}
+        return {kind: _rope_table(table, ROPE_THETA * (1 + 3 * index)) if isinstance(table, dict) else table for index, (kind, table) in enumerate(default.items())}
+    return _rope_table(default, ROPE_THETA)
+
+
+def _rope_table(table: dict, theta: float) -> dict:
+    changed = {**table, "rope_theta": theta}
+    if table.get("partial_rotary_factor") not in (None, 1, 1.0):
+        changed["partial_rotary_factor"] = VALUES["partial_rotary_factor"]
+    return changed

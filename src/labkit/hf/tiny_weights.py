@@ -4,7 +4,7 @@
 def fill_weights(network, seed: int) -> None:
     """Overwrites the parameters and saved buffers of a freshly built reference model, deterministically in the order of their names.
 
-    Embeddings: standard normal. Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual. Vectors, and matrices that the
+    Embeddings: normal, narrower where they are also the head, so that logits stay moderate. Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual. Vectors, and matrices that the
     reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus noise, so a norm weight is near 1 (or 0) and never equal to it.
     """
     import torch
@@ -13,7 +13,8 @@ def fill_weights(network, seed: int) -> None:
     def normal(shape):
         return torch.randn(shape, generator=generator, dtype=torch.float32)
 
-    embeddings = {module.weight for module in network.modules() if isinstance(module, torch.nn.Embedding)}
+    embeddings = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
+    head = getattr(network.get_output_embeddings(), "weight", None)
     saved = network.state_dict(keep_vars=True)
     seen = set()
     with torch.no_grad():
@@ -22,8 +23,8 @@ def fill_weights(network, seed: int) -> None:
             if not value.is_floating_point() or value.data_ptr() in seen or value.numel() == 0:
                 continue
             seen.add(value.data_ptr())
-            if value in embeddings:
-                value.copy_(normal(value.shape))
+            if id(value) in embeddings:
+                value.copy_(normal(value.shape) * (0.3 if value is head else 1.0))
             elif value.ndim >= 2 and _drawn_at_random(value):
                 value.copy_(normal(value.shape) / _fan_in(name, value) ** 0.5)
             else:
