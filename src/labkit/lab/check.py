@@ -33,11 +33,14 @@ class Check:
     def as_json(self) -> dict:
         """The object of the design: one entry per verdict, the full model's where both were measured."""
         return {
-            "model": self.model, "family": self.family, "status": self.status, "verdicts": self.records[-1].outcome if self.records else {},
+            "model": self.model,
+            "family": self.family,
+            "status": self.status,
+            "verdicts": self.records[-1].outcome if self.records else {},
             "gates": [{"phase": r.phase, **g.model_dump(exclude={"type"})} for r in self.records for g in r.gates],
             "findings": [f.model_dump() for r in self.records for f in r.findings],
             "error": self.error.as_dict() if self.error else None,
-        }  # fmt: skip
+        }
 
     def plain(self) -> str:
         lines = [f"{'pass' if v.passed else 'FAIL'}  {v.name}, {v.on}: {number(v.value)} (limit {number(v.limit)}) {v.measure}" for v in self.verdicts]

@@ -18,7 +18,9 @@ def proven() -> list[dict]:
     try:
         return json.loads(DATA.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"the list of proven families cannot be read: {error}", DATA, "install labkit again, or run `labkit families --update` in a checkout") from None
+        raise InputError(
+            f"the list of proven families cannot be read: {error}", DATA, "install labkit again, or run `labkit families --update` in a checkout"
+        ) from None
 
 
 def from_records(handovers: Path) -> list[dict]:
@@ -28,11 +30,20 @@ def from_records(handovers: Path) -> list[dict]:
         records = {r.phase: r for r in Records(folder).all()}
         if set(PHASES) <= set(records) and all(records[n].passed for n in PHASES) and len({records[n].source_fingerprint for n in PHASES}) == 1:
             last = records[max(PHASES)]
-            entries.append({
-                "family": last.family, "model": last.model, "slice": last.slice, "slug": folder.name, "source_fingerprint": last.source_fingerprint,
-                "verdicts": [v.model_dump(include={"name", "on", "value", "limit", "passed"}) for v in last.verdicts],
-                "gates": sum(len(records[n].gates) for n in PHASES), "measured": last.end, "commit": last.git_commit, "packages": last.packages,
-            })  # fmt: skip
+            entries.append(
+                {
+                    "family": last.family,
+                    "model": last.model,
+                    "slice": last.slice,
+                    "slug": folder.name,
+                    "source_fingerprint": last.source_fingerprint,
+                    "verdicts": [v.model_dump(include={"name", "on", "value", "limit", "passed"}) for v in last.verdicts],
+                    "gates": sum(len(records[n].gates) for n in PHASES),
+                    "measured": last.end,
+                    "commit": last.git_commit,
+                    "packages": last.packages,
+                }
+            )
     return sorted(entries, key=lambda e: (e["family"], e["model"]))
 
 
@@ -48,6 +59,10 @@ def update(handovers: str | os.PathLike | None = None) -> list[dict]:
 
 def plain(entries: list[dict]) -> str:
     worst = lambda entry, name: max((v["value"] for v in entry["verdicts"] if v["name"] == name), default=None)
-    rows = [[e["family"], e["slice"], e["model"], worst(e, "exact"), worst(e, "float32"), worst(e, "bfloat16"), e["gates"], e["measured"][:10]] for e in entries]
+    rows = [
+        [e["family"], e["slice"], e["model"], worst(e, "exact"), worst(e, "float32"), worst(e, "bfloat16"), e["gates"], e["measured"][:10]] for e in entries
+    ]
     note = "exact: relative error; float32: KL per position, nats; bfloat16: mean KL as a multiple of the reference's own. Each row is a committed record."
-    return Table(title="Proven families", columns=["family", "slice", "model", "exact", "float32", "bfloat16", "gates", "measured"], rows=rows, note=note).plain()
+    return Table(
+        title="Proven families", columns=["family", "slice", "model", "exact", "float32", "bfloat16", "gates", "measured"], rows=rows, note=note
+    ).plain()

@@ -21,10 +21,25 @@ WIDTH = 7.2
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _STYLE = {
-    "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#9AA0A8", "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.axisbelow": True, "svg.hashsalt": "labkit", "svg.fonttype": "path", "figure.constrained_layout.use": True, "text.parse_math": False,
-}  # fmt: skip
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9AA0A8",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.axisbelow": True,
+    "svg.hashsalt": "labkit",
+    "svg.fonttype": "path",
+    "figure.constrained_layout.use": True,
+    "text.parse_math": False,
+}
 
 
 @dataclass
@@ -69,7 +84,11 @@ def parameter_share(parts: Mapping[str, int], unit: str = "parameters") -> Drawi
     axes.set_xlim(0, max(parts.values()) / 1e6 * 1.28)
     axes.set_xlabel(f"{unit}, millions")
     largest = next(iter(parts))
-    return Drawing(canvas, f"{unit.capitalize()} by component", f"Bars of {unit} by component; the largest is {visible(largest)} with {parts[largest] / total:.0%} of {total:,}.")
+    return Drawing(
+        canvas,
+        f"{unit.capitalize()} by component",
+        f"Bars of {unit} by component; the largest is {visible(largest)} with {parts[largest] / total:.0%} of {total:,}.",
+    )
 
 
 def decoder_pattern(kinds: Sequence[str], subset: Sequence[int] = ()) -> Drawing:
@@ -90,10 +109,17 @@ def decoder_pattern(kinds: Sequence[str], subset: Sequence[int] = ()) -> Drawing
     handles = [Patch(color=CYCLE[i % len(CYCLE)], label=f"{visible(n)} × {list(kinds).count(n)}") for i, n in enumerate(names)]
     canvas.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
     chosen = f" Underlined: the layers of the subset ({len(subset)})." if subset else ""
-    return Drawing(canvas, "Decoder pattern", f"{len(kinds)} layers: " + ", ".join(f"{list(kinds).count(n)} of kind {visible(n)}" for n in names) + ".", f"One tile per layer.{chosen}")
+    return Drawing(
+        canvas,
+        "Decoder pattern",
+        f"{len(kinds)} layers: " + ", ".join(f"{list(kinds).count(n)} of kind {visible(n)}" for n in names) + ".",
+        f"One tile per layer.{chosen}",
+    )
 
 
-def kl_by_position(series: Mapping[str, Sequence[float]], limit: float, loose: Mapping[str, float] | None = None, title: str = "KL divergence per position, float32") -> Drawing:
+def kl_by_position(
+    series: Mapping[str, Sequence[float]], limit: float, loose: Mapping[str, float] | None = None, title: str = "KL divergence per position, float32"
+) -> Drawing:
     """Lines on a log scale, one per prompt: nats at each position; the limit drawn and named, looser limits in grey. Zeros sit on the floor of the axis."""
     canvas, axes = _axes(3.1, title)
     floor = 1e-16
@@ -101,7 +127,15 @@ def kl_by_position(series: Mapping[str, Sequence[float]], limit: float, loose: M
     longest = max(len(v) for v in series.values())
     for i, (name, values) in enumerate(series.items()):
         values = np.maximum(np.asarray(values, float), floor)
-        axes.plot(np.arange(len(values)), values, ".-" if len(values) < 40 else "-", color=CYCLE[i % len(CYCLE)], lw=1.1, ms=3.5, label=f"{visible(name)} (max {number(float(values.max()))})")
+        axes.plot(
+            np.arange(len(values)),
+            values,
+            ".-" if len(values) < 40 else "-",
+            color=CYCLE[i % len(CYCLE)],
+            lw=1.1,
+            ms=3.5,
+            label=f"{visible(name)} (max {number(float(values.max()))})",
+        )
     axes.axhline(limit, color=RED, lw=1.4)
     axes.text(longest, limit, f"limit {number(limit)} ", color=RED, va="bottom", ha="right", fontsize=8.5)
     for name, value in (loose or {}).items():
@@ -117,7 +151,9 @@ def kl_by_position(series: Mapping[str, Sequence[float]], limit: float, loose: M
     axes.minorticks_off()
     canvas.legend(frameon=False, fontsize=8.5, loc="outside lower left", ncols=min(3, len(series)))
     worst = max(float(np.max(v)) for v in series.values())
-    return Drawing(canvas, title, f"Largest KL {number(worst)} against the limit {number(limit)}.", "Lower is better; the worst position of each prompt is in the legend.")
+    return Drawing(
+        canvas, title, f"Largest KL {number(worst)} against the limit {number(limit)}.", "Lower is better; the worst position of each prompt is in the legend."
+    )
 
 
 def activation_errors(free: np.ndarray, isolated: np.ndarray, components: Sequence[str], layers: Sequence[str], limit: float, title: str) -> Drawing:
@@ -151,7 +187,12 @@ def activation_errors(free: np.ndarray, isolated: np.ndarray, components: Sequen
         bar.ax.axhline(top, color=RED, lw=1.8)
     over = int((np.asarray(free, float) > limit).sum() + (np.asarray(isolated, float) > limit).sum())
     alt = f"Relative errors of {len(components)} components over {len(layers)} layers; {over} above the limit {number(limit)}."
-    return Drawing(canvas, title, alt, "Dark is exact, light is near the limit, a red frame is above it. In a free run a fault spreads to every later layer; isolated, only the faulty component shows.")
+    return Drawing(
+        canvas,
+        title,
+        alt,
+        "Dark is exact, light is near the limit, a red frame is above it. In a free run a fault spreads; isolated, only the faulty part shows.",
+    )
 
 
 def greedy_strip(ours: Sequence[int], reference: Sequence[int], ties: Sequence[int] = (), words: Sequence[str] = (), title: str = "Greedy tokens") -> Drawing:
@@ -176,7 +217,12 @@ def greedy_strip(ours: Sequence[int], reference: Sequence[int], ties: Sequence[i
     axes.set_ylim(0, rows)
     axes.axis("off")
     canvas.legend(handles=[Patch(color=colours[s], label=s) for s in colours if s in seen], loc="outside lower left", ncols=3, frameon=False, fontsize=8.5)
-    return Drawing(canvas, title, f"{count} decoded tokens; " + ", ".join(sorted(seen)) + ".", "In reading order; each tile shows the token's text." if words else "In reading order; each tile shows the token's id.")
+    return Drawing(
+        canvas,
+        title,
+        f"{count} decoded tokens; " + ", ".join(sorted(seen)) + ".",
+        "In reading order; each tile shows the token's text." if words else "In reading order; each tile shows the token's id.",
+    )
 
 
 def durations(steps: Mapping[str, float], title: str, note: str = "") -> Drawing:

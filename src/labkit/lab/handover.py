@@ -17,7 +17,13 @@ from labkit.lab.show import Figure, Gate, Gates, Table, code_markdown, escape_ht
 PHASES = {1: "discover", 2: "layers", 3: "convert", 4: "verify"}
 PHASE_TITLES = {1: "Discovery and architecture", 2: "Layers against the reference", 3: "Checkpoint conversion", 4: "Verification end to end"}
 NOTES = ("summary", "learned", "status", "bugs", "pitfalls", "commands")
-_MARKER = re.compile(r"<!-- (/?)notes:([a-z0-9-]+) -->")
+# An opening marker starts its line; elsewhere the same letters (in a command that names an odd model) are only text.
+_MARKER = re.compile(r"(?m)(?:^<!-- ()notes:([a-z0-9-]+) -->|<!-- (/)notes:([a-z0-9-]+) -->)")
+
+
+def quoted(model: str) -> str:
+    """A model's name as one word of a shell command, on one line."""
+    return shlex.quote(model) if model.isprintable() else "$'" + model.encode("unicode_escape").decode().replace("'", "\\'") + "'"
 
 
 @dataclass
@@ -45,7 +51,9 @@ class Handover:
 
     @property
     def phases(self) -> list[tuple[int, str, str, Status, Record | None]]:
-        return [(n, name, PHASE_TITLES[n], self.records[n].status if n in self.records else Status.NOT_STARTED, self.records.get(n)) for n, name in PHASES.items()]
+        return [
+            (n, name, PHASE_TITLES[n], self.records[n].status if n in self.records else Status.NOT_STARTED, self.records.get(n)) for n, name in PHASES.items()
+        ]
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -99,7 +107,7 @@ class Handover:
 
     @property
     def full_command(self) -> str:
-        return f"labkit run {shlex.quote(self.model)}"
+        return f"labkit run {quoted(self.model)}"
 
 
 def collect(folder: Path) -> Handover:
@@ -110,7 +118,9 @@ def collect(folder: Path) -> Handover:
     latest = records[max(records)]
     family = next((r.family for r in reversed(records.values()) if r.family), "")
     slice_ = next((r.slice for r in reversed(records.values()) if r.slice), "")
-    return Handover(model=latest.model, slug=Path(folder).name, family=family, slice=slice_, records=records, bugs=[b for r in records.values() for b in bugs(r)])
+    return Handover(
+        model=latest.model, slug=Path(folder).name, family=family, slice=slice_, records=records, bugs=[b for r in records.values() for b in bugs(r)]
+    )
 
 
 def bugs(record: Record) -> list[Bug]:
@@ -124,15 +134,29 @@ def bugs(record: Record) -> list[Bug]:
                 continue  # told by the last run in which it failed
             first = next(r for r in runs if gate.name in (g.name for g in r.failed))
             mended = next((later for later in runs[i + 1 :] if gate.name in later.passed), None)
-            happened = f"In the run of {when(run.start)} at {_commit(run.git_commit)} the gate gave {number(gate.value)} against the limit {number(gate.limit)}."
+            happened = (
+                f"In the run of {when(run.start)} at {_commit(run.git_commit)} the gate gave {number(gate.value)} against the limit {number(gate.limit)}."
+            )
             if first is not run:
                 happened += f" It failed first in the run of {when(first.start)} at {_commit(first.git_commit)}."
             resolution = f"It holds since the run of {when(mended.start)} at {_commit(mended.git_commit)}." if mended else "Open."
             entries.append(Bug(record.phase, f"Gate: {gate.name}", happened, resolution, mended is None, gate))
         if run.failure and run.failure.kind != "gate":
             later = next((r for r in runs[i + 1 :] if r.status is Status.DONE), None)
-            resolution = f"The phase finished in the run of {when(later.start)} at {_commit(later.git_commit)}." if later else "Open: run the phase again; it resumes here."
-            entries.append(Bug(record.phase, _ended(run.failure, record.phase), f"The run of {when(run.start)} at {_commit(run.git_commit)}: {_told(run.failure)}", resolution, later is None))
+            resolution = (
+                f"The phase finished in the run of {when(later.start)} at {_commit(later.git_commit)}."
+                if later
+                else "Open: run the phase again; it resumes here."
+            )
+            entries.append(
+                Bug(
+                    record.phase,
+                    _ended(run.failure, record.phase),
+                    f"The run of {when(run.start)} at {_commit(run.git_commit)}: {_told(run.failure)}",
+                    resolution,
+                    later is None,
+                )
+            )
     return entries
 
 
@@ -147,20 +171,28 @@ def _ended(failure: Failure, phase: int) -> str:
 
 
 def _told(failure: Failure) -> str:
-    return " ".join(part.rstrip(".") + "." for part in (failure.what, failure.where and f"Where: {failure.where}", failure.next and f"Next: {failure.next}") if part)
+    return " ".join(
+        part.rstrip(".") + "." for part in (failure.what, failure.where and f"Where: {failure.where}", failure.next and f"Next: {failure.next}") if part
+    )
 
 
 def read_notes(text: str, where: Path) -> dict[str, str]:
     """What people wrote, by marker name. InputError when a marker is unpaired or doubled: nothing may be lost."""
     notes, opened = {}, None
     for match in _MARKER.finditer(text):
-        closing, name = bool(match.group(1)), match.group(2)
+        closing, name = bool(match.group(3)), match.group(2) or match.group(4)
+        if closing and opened is None and text[: match.start()].rpartition("\n")[2]:
+            continue
         if closing and opened is not None and opened[0] == name:
             notes[name], opened = text[opened[1] : match.start()], None
         elif not closing and opened is None and name not in notes:
             opened = (name, match.end())
         else:
-            raise InputError(f"the note markers are not in pairs: {match.group()}", f"{where}, line {text.count(chr(10), 0, match.start()) + 1}", "mend the marker; nothing was written")
+            raise InputError(
+                f"the note markers are not in pairs: {match.group()}",
+                f"{where}, line {text.count(chr(10), 0, match.start()) + 1}",
+                "mend the marker; nothing was written",
+            )
     if opened:
         raise InputError(f"the note marker notes:{opened[0]} is never closed", where, f"add <!-- /notes:{opened[0]} --> after your note; nothing was written")
     return notes
@@ -184,14 +216,18 @@ def _time_figure(handover: Handover, folder: Path) -> Figure | None:
 def _environment(**filters):
     import jinja2
 
-    env = jinja2.Environment(loader=jinja2.PackageLoader("labkit.lab"), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("labkit.lab"), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
     env.filters.update(number=number, when=when, **filters)
     return env
 
 
 def _time_table(handover: Handover) -> Table:
     total = sum(handover.seconds.values()) or 1.0
-    rows = [[f"{n} {PHASES[n]}", t.name, round(t.seconds, 2), "█" * round(40 * t.seconds / total)] for n, record in handover.records.items() for t in record.timings]
+    rows = [
+        [f"{n} {PHASES[n]}", t.name, round(t.seconds, 2), "█" * round(40 * t.seconds / total)] for n, record in handover.records.items() for t in record.timings
+    ]
     return Table(title="Seconds per phase and cell", columns=["phase", "cell", "seconds", ""], rows=rows, fold=True)
 
 
@@ -243,7 +279,13 @@ def render_html(folder: Path, out: Path | None = None) -> Path:
     env.autoescape = True
     raw = lambda text: markupsafe.Markup(text)
     page = env.get_template("handover.html.j2").render(
-        h=handover, note=lambda name: raw(note(name)), orphans=sorted(set(notes) - set(NOTES)), raw=raw, time_figure=_time_figure(handover, folder), time_table=_time_table(handover), gates=lambda gates: Gates(gates=gates)
+        h=handover,
+        note=lambda name: raw(note(name)),
+        orphans=sorted(set(notes) - set(NOTES)),
+        raw=raw,
+        time_figure=_time_figure(handover, folder),
+        time_table=_time_table(handover),
+        gates=lambda gates: Gates(gates=gates),
     )
     out = Path(out) if out else path_of(folder).with_suffix(".html")
     write_atomically(out, page)

@@ -26,22 +26,42 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     parts = parameters_by_component(source)
     rows = config_table(source, reading)
     result = {
-        "model": source.name, "family": source.config.model_type, "status": "blocked" if found else "pass", "slice": family.source if family else None,
-        "origin": source.origin, "directory": str(source.path), "fingerprint": source.fingerprint, "architectures": source.config.architectures,
+        "model": source.name,
+        "family": source.config.model_type,
+        "status": "blocked" if found else "pass",
+        "slice": family.source if family else None,
+        "origin": source.origin,
+        "directory": str(source.path),
+        "fingerprint": source.fingerprint,
+        "architectures": source.config.architectures,
         "config": {r.key: {"value": _plain(r.value), "default": _plain(r.default), "use": r.use} for r in rows},
-        "layers": None if pattern is None else {"count": len(pattern.kinds), "kinds": list(pattern.kinds), "windows": list(pattern.windows), "pattern": str(pattern)},
+        "layers": None
+        if pattern is None
+        else {"count": len(pattern.kinds), "kinds": list(pattern.kinds), "windows": list(pattern.windows), "pattern": str(pattern)},
         "plan": None if config is None else config.plan.describe(),
         "subset_layers": None if config is None else config.plan.representative(),
         "parameters": {p.component: {"tensors": p.tensors, "parameters": p.parameters, "bytes": p.bytes, "dtypes": list(p.dtypes)} for p in parts},
-        "walls": found, "notes": list(source.notes), "error": None,
-    }  # fmt: skip
+        "walls": found,
+        "notes": list(source.notes),
+        "error": None,
+    }
     items = [
-        Table(title="Parameters", columns=["component", "tensors", "parameters", "MiB", "stored as"], rows=[[p.component, p.tensors, p.parameters, f"{p.bytes / 2**20:,.1f}", ", ".join(p.dtypes)] for p in parts]),
-        Table(title="Config", columns=["key", "value", "class default", "slice"], rows=[[r.key, str(_plain(r.value))[:60], str(_plain(r.default))[:40], r.use or "no slice"] for r in rows]),
+        Table(
+            title="Parameters",
+            columns=["component", "tensors", "parameters", "MiB", "stored as"],
+            rows=[[p.component, p.tensors, p.parameters, f"{p.bytes / 2**20:,.1f}", ", ".join(p.dtypes)] for p in parts],
+        ),
+        Table(
+            title="Config",
+            columns=["key", "value", "class default", "slice"],
+            rows=[[r.key, str(_plain(r.value))[:60], str(_plain(r.default))[:40], r.use or "no slice"] for r in rows],
+        ),
         Text(words="Decoder: {pattern}. Layer plan: {plan}.", values={"pattern": str(pattern or "unknown"), "plan": result["plan"] or "none"}),
-    ]  # fmt: skip
+    ]
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
-    result["plain"] = Section(title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items).plain()
+    result["plain"] = Section(
+        title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items
+    ).plain()
     return result
 
 

@@ -11,7 +11,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def notebooks_dir() -> Path:
-    """The phase notebooks: the checkout's `notebooks`, or the copy inside an installed package."""
+    """The phase notebooks: $LABKIT_NOTEBOOKS, the checkout's `notebooks`, or the copy inside an installed package."""
+    chosen = os.environ.get("LABKIT_NOTEBOOKS")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
     for folder in (PACKAGE.parents[1] / "notebooks", PACKAGE / "notebooks"):
         if any(folder.glob("0*.ipynb")):
             return folder
@@ -47,7 +50,9 @@ class ModelLock:
             pid = owner.read_text().strip() if owner.is_file() else "unknown"
             raise BusyError(f"another run on {self.slug} is going on, process {pid}", self.path, "wait for it to end, or end it") from None
         except OSError as error:
-            raise InputError(f"the handovers folder cannot be written: {error.strerror or error}", self.path.parent, "choose another folder with --handovers") from None
+            raise InputError(
+                f"the handovers folder cannot be written: {error.strerror or error}", self.path.parent, "choose another folder with --handovers"
+            ) from None
         return self
 
     def release(self) -> None:

@@ -147,10 +147,18 @@ class Record(Data):
         """This run as the history keeps it; a run that never ended was interrupted."""
         failure = self.failure
         if self.end is None and failure is None:
-            failure = Failure(kind="interrupted", what=f"interrupted in phase {self.phase} at {_cell(self.cell, self.cell_name)}", cell=self.cell, cell_name=self.cell_name)
+            failure = Failure(
+                kind="interrupted", what=f"interrupted in phase {self.phase} at {_cell(self.cell, self.cell_name)}", cell=self.cell, cell_name=self.cell_name
+            )
         return PastRun(
-            run=self.run, start=self.start, end=self.end, status=self.status, git_commit=self.git_commit, failure=failure,
-            failed=[g for g in self.gates if not g.passed], passed=[g.name for g in self.gates if g.passed],
+            run=self.run,
+            start=self.start,
+            end=self.end,
+            status=self.status,
+            git_commit=self.git_commit,
+            failure=failure,
+            failed=[g for g in self.gates if not g.passed],
+            passed=[g.name for g in self.gates if g.passed],
         )
 
 
@@ -175,7 +183,9 @@ def write_atomically(path: Path, text: str | bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise InputError(f"cannot write {path.name}: {error.strerror or error}", path.parent, "free some space, or choose a folder that can be written with --handovers") from None
+        raise InputError(
+            f"cannot write {path.name}: {error.strerror or error}", path.parent, "free some space, or choose a folder that can be written with --handovers"
+        ) from None
 
 
 class Records:
@@ -279,7 +289,9 @@ def package_versions() -> dict[str, str]:
 def machine() -> str:
     import psutil
 
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, Python {platform.python_version()}"
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, Python {platform.python_version()}"
+    )
 
 
 def git_commit(folder: Path | None = None) -> str:
@@ -289,7 +301,9 @@ def git_commit(folder: Path | None = None) -> str:
         head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=20)
         if head.returncode:
             return ""
-        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no", "--", "."], cwd=folder.parent, capture_output=True, text=True, timeout=20)
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "."], cwd=folder.parent, capture_output=True, text=True, timeout=20
+        )
         return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
     except (OSError, subprocess.TimeoutExpired):
         return ""

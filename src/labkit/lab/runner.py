@@ -39,9 +39,18 @@ class Outcome:
 
 
 def run(
-    model: str, *, phases: Iterable[int] = tuple(PHASES), parameters: dict[str, str] | None = None, handovers: Path | None = None, force: bool = False,
-    kernel: str | None = None, cell_timeout: int = 3600, timeout: int = 6 * 3600, progress: bool = True, say: Callable[[str], None] = lambda line: None,
-) -> Outcome:  # fmt: skip
+    model: str,
+    *,
+    phases: Iterable[int] = tuple(PHASES),
+    parameters: dict[str, str] | None = None,
+    handovers: Path | None = None,
+    force: bool = False,
+    kernel: str | None = None,
+    cell_timeout: int = 3600,
+    timeout: int = 6 * 3600,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+) -> Outcome:
     """Run phases of `model` in order; stop at the first that does not pass.
 
     parameters: name -> value as text; each must be known to at least one of the phases. kernel: the name of a Jupyter kernel instead of this interpreter's.
@@ -52,7 +61,11 @@ def run(
     phases = sorted(set(phases))
     unknown = [p for p in phases if p not in PHASES]
     if unknown or not phases:
-        raise InputError(f"there is no phase {', '.join(map(str, unknown)) or 'to run'}", "--phases", f"phases are {', '.join(f'{n} ({name})' for n, name in PHASES.items())}")
+        raise InputError(
+            f"there is no phase {', '.join(map(str, unknown)) or 'to run'}",
+            "--phases",
+            f"phases are {', '.join(f'{n} ({name})' for n, name in PHASES.items())}",
+        )
     chosen = notebook_parameters(phases, {"model": model, **(parameters or {})})
     first = chosen[phases[0]]
     source = open_source(model, first.get("revision") or None, trust_remote_code=bool(first.get("trust_remote_code", False)))
@@ -111,7 +124,7 @@ def notebook_parameters(phases: Iterable[int], given: dict[str, str]) -> dict[in
 
 
 def read_parameters(path: Path) -> dict[str, tuple[type, object]]:
-    """name -> (type, default) of a notebook's one `parameters` cell. Raises InputError when it has none, several, or something that is not `name: type = scalar`."""
+    """name -> (type, default) of a notebook's one `parameters` cell. InputError when it has none, several, or anything but `name: type = scalar`."""
     import ast
     import json
 
@@ -129,7 +142,11 @@ def read_parameters(path: Path) -> dict[str, tuple[type, object]]:
         scalar = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.annotation, ast.Name) and node.value is not None
         kind = {"str": str, "int": int, "float": float, "bool": bool}.get(node.annotation.id) if scalar else None
         if kind is None:
-            raise InputError("the parameters cell holds more than annotated scalar defaults", f"{path.name}, line {node.lineno} of the cell", "write `name: str|int|float|bool = value`")
+            raise InputError(
+                "the parameters cell holds more than annotated scalar defaults",
+                f"{path.name}, line {node.lineno} of the cell",
+                "write `name: str|int|float|bool = value`",
+            )
         found[node.target.id] = (kind, ast.literal_eval(node.value))
     return found
 
@@ -140,7 +157,9 @@ def _typed(name: str, value, kind: type):
     try:
         return pydantic.TypeAdapter(kind).validate_python(value)
     except pydantic.ValidationError:
-        raise InputError(f"{value!r} is not a value for the parameter {name}", f"-p {name}", f"it takes {'yes or no' if kind is bool else kind.__name__}") from None
+        raise InputError(
+            f"{value!r} is not a value for the parameter {name}", f"-p {name}", f"it takes {'yes or no' if kind is bool else kind.__name__}"
+        ) from None
 
 
 def _notebook(number: int) -> Path:
@@ -180,7 +199,9 @@ def _kernel(asked: str | None, handovers: Path, lock: Path):
                 try:
                     KernelSpecManager().get_kernel_spec(asked)
                 except NoSuchKernel:
-                    raise InputError(f"there is no Jupyter kernel named {asked!r}", "--kernel", f"found: {', '.join(sorted(KernelSpecManager().find_kernel_specs()))}") from None
+                    raise InputError(
+                        f"there is no Jupyter kernel named {asked!r}", "--kernel", f"found: {', '.join(sorted(KernelSpecManager().find_kernel_specs()))}"
+                    ) from None
             yield asked or "labkit"
         finally:
             for name, value in before.items():
@@ -204,21 +225,54 @@ def _execute(number: int, parameters: dict, folder: Path, kernel_name: str, cell
     watchdog.start()
     try:
         papermill.execute_notebook(
-            _notebook(number), executed, parameters, engine_name="labkit", kernel_name=kernel_name, language="python", cwd=_notebook(number).parent,
-            execution_timeout=cell_timeout, start_timeout=120, log_output=False,
-            progress_bar={"desc": f"{number} {PHASES[number]:<9}", "disable": not progress, "leave": False, "bar_format": "{desc} {percentage:3.0f}%|{bar:28}| cell {n_fmt} of {total_fmt}, {elapsed}"},
-        )  # fmt: skip
+            _notebook(number),
+            executed,
+            parameters,
+            engine_name="labkit",
+            kernel_name=kernel_name,
+            language="python",
+            cwd=_notebook(number).parent,
+            execution_timeout=cell_timeout,
+            start_timeout=120,
+            log_output=False,
+            progress_bar={
+                "desc": f"{number} {PHASES[number]:<9}",
+                "disable": not progress,
+                "leave": False,
+                "bar_format": "{desc} {percentage:3.0f}%|{bar:28}| cell {n_fmt} of {total_fmt}, {elapsed}",
+            },
+        )
         return None
     except papermill.PapermillExecutionError as error:
-        return Failure(kind="error", what=f"{error.ename}: {error.evalue}"[:600], where=f"phase {number}, In [{error.exec_count}], {executed}", next="the executed notebook has the traceback")
+        return Failure(
+            kind="error",
+            what=f"{error.ename}: {error.evalue}"[:600],
+            where=f"phase {number}, In [{error.exec_count}], {executed}",
+            next="the executed notebook has the traceback",
+        )
     except CellTimeoutError:
-        return Failure(kind="timeout", what=f"a cell of phase {number} ran longer than its limit of {cell_timeout} s", where=str(executed), next="raise the limit with --cell-timeout, or use a smaller model")
+        return Failure(
+            kind="timeout",
+            what=f"a cell of phase {number} ran longer than its limit of {cell_timeout} s",
+            where=str(executed),
+            next="raise the limit with --cell-timeout, or use a smaller model",
+        )
     except (DeadKernelError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, DeadKernelError) and "ernel" not in str(error):
             raise
         if late.is_set():
-            return Failure(kind="timeout", what=f"the run reached its time limit in phase {number}", where=str(executed), next="raise the limit with --timeout; a rerun resumes at this phase")
-        return Failure(kind="killed", what=f"the kernel died in phase {number}{LabEngine.death()}", where=str(executed), next="often out of memory: close other programs, then run again; it resumes at this phase")
+            return Failure(
+                kind="timeout",
+                what=f"the run reached its time limit in phase {number}",
+                where=str(executed),
+                next="raise the limit with --timeout; a rerun resumes at this phase",
+            )
+        return Failure(
+            kind="killed",
+            what=f"the kernel died in phase {number}{LabEngine.death()}",
+            where=str(executed),
+            next="often out of memory: close other programs, then run again; it resumes at this phase",
+        )
     except KeyboardInterrupt:
         return Failure(kind="interrupted", what=f"interrupted in phase {number}", where=str(executed), next="run again: it resumes at this phase")
     finally:
@@ -230,10 +284,21 @@ def _settle(store: Records, number: int, source, before: str, failure: Failure |
     """The record of the run that just ended, completed with what its kernel could not write."""
     record = store.read(number)
     if record is None or record.run == before:
-        record = store.begin(Record(
-            model=source.name, slug=store.slug, family=source.config.model_type, phase=number, name=PHASES[number], run="", parameters=parameters,
-            source_fingerprint=source.fingerprint, packages=records.package_versions(), machine=records.machine(), git_commit=records.git_commit(),
-        ))  # fmt: skip
+        record = store.begin(
+            Record(
+                model=source.name,
+                slug=store.slug,
+                family=source.config.model_type,
+                phase=number,
+                name=PHASES[number],
+                run="",
+                parameters=parameters,
+                source_fingerprint=source.fingerprint,
+                packages=records.package_versions(),
+                machine=records.machine(),
+                git_commit=records.git_commit(),
+            )
+        )
         failure = failure or Failure(kind="error", what="the notebook ended without a record", where=str(_notebook(number)))
     if record.failure is None and failure is None and record.status is Status.IN_PROGRESS:
         failure = Failure(kind="error", what="the notebook ended before its last cell closed the phase", where=str(_notebook(number)))

@@ -38,7 +38,12 @@ def cell(method: Callable[..., Section]) -> Callable[..., Section]:
             self._fail(type(error).__name__, error.what, error.where, error.next)
             raise
         except Exception as error:
-            self._fail("error", f"{type(error).__name__}: {str(error)[:600]}", f"cell {self.record.cell} ({method.__name__})", "this is a fault of the lab; the executed notebook has the traceback")
+            self._fail(
+                "error",
+                f"{type(error).__name__}: {str(error)[:600]}",
+                f"cell {self.record.cell} ({method.__name__})",
+                "this is a fault of the lab; the executed notebook has the traceback",
+            )
             raise
         section.seconds = round(time.perf_counter() - start, 3)
         self._leave(method.__name__, section)
@@ -71,11 +76,21 @@ class Phase:
         self.gates: list[Gate] = []
         self.family, self.config, self.reading, self.wall = self._slice()
         self.record = Record(
-            model=self.source.name, slug=self.records.slug, phase=self.number, name=self.name, run="",
-            family=self.source.config.model_type, slice=self.family.source if self.family else "",
-            source_fingerprint=self.source.fingerprint, inputs_fingerprint=inputs_fingerprint(type(self), self.source.fingerprint, self.parameters),
-            parameters=self.parameters, packages=records.package_versions(), machine=records.machine(), git_commit=records.git_commit(), devices=_devices(),
-        )  # fmt: skip
+            model=self.source.name,
+            slug=self.records.slug,
+            phase=self.number,
+            name=self.name,
+            run="",
+            family=self.source.config.model_type,
+            slice=self.family.source if self.family else "",
+            source_fingerprint=self.source.fingerprint,
+            inputs_fingerprint=inputs_fingerprint(type(self), self.source.fingerprint, self.parameters),
+            parameters=self.parameters,
+            packages=records.package_versions(),
+            machine=records.machine(),
+            git_commit=records.git_commit(),
+            devices=_devices(),
+        )
         self._require_previous()
         self.records.begin(self.record)
         self._enter("open")
@@ -104,8 +119,9 @@ class Phase:
             state = "has not run" if previous is None else "ran on other weights" if previous.passed else f"is {previous.status.value}"
             raise BlockedError(
                 f"phase {self.number} starts only when phase {self.number - 1} has passed, and it {state}",
-                self.records.path(self.number - 1), f"run phase {self.number - 1} first: labkit run {self.source.model} --phases {self.number - 1}",
-            )  # fmt: skip
+                self.records.path(self.number - 1),
+                f"run phase {self.number - 1} first: labkit run {self.source.model} --phases {self.number - 1}",
+            )
 
     # -- what cells use ------------------------------------------------------------------------------------------------------------------------------
 
@@ -197,12 +213,20 @@ class Phase:
 
         source, free = self.source, shutil.disk_usage(self.scratch).free
         rows = [
-            ["model", source.name], ["comes from", source.origin], ["directory", str(source.path)], ["family", source.config.model_type],
-            ["slice", self.record.slice or "none in the garden"], ["tensors", len(source.tensors)], ["fingerprint", source.fingerprint[:16]],
-            ["scratch", f"{self.scratch} ({free / 2**30:.1f} GiB free)"], ["records", str(self.records.folder)],
-        ]  # fmt: skip
+            ["model", source.name],
+            ["comes from", source.origin],
+            ["directory", str(source.path)],
+            ["family", source.config.model_type],
+            ["slice", self.record.slice or "none in the garden"],
+            ["tensors", len(source.tensors)],
+            ["fingerprint", source.fingerprint[:16]],
+            ["scratch", f"{self.scratch} ({free / 2**30:.1f} GiB free)"],
+            ["records", str(self.records.folder)],
+        ]
         notes = [Text(words="{note}", values={"note": note}) for note in source.notes]
-        return Section(title=f"Phase {self.number}, {self.name}: {self.title}", items=[Table(title="Source", columns=["", "value"], rows=rows, code=["value"]), *notes])
+        return Section(
+            title=f"Phase {self.number}, {self.name}: {self.title}", items=[Table(title="Source", columns=["", "value"], rows=rows, code=["value"]), *notes]
+        )
 
     def _repr_html_(self) -> str:
         return self.overview()._repr_html_()

@@ -1,9 +1,10 @@
 """Phase 1: what the model is, from its config and headers; the smallest representative subset; what stands in the way."""
 
-import shlex
 from pathlib import Path
 
+from labkit.errors import BlockedError, InputError
 from labkit.lab import figures
+from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.show import Section, Table, Text
 
@@ -19,7 +20,7 @@ class Discover(Phase):
         """subset_layers: how many leading layers the subset keeps; 0 chooses the fewest that show every kind of layer."""
         super().__init__(model, revision, trust_remote_code, subset_layers=subset_layers)
         self.subset_layers = subset_layers
-        self.command("facts from headers alone", f"labkit inspect {shlex.quote(model)}")
+        self.command("facts from headers alone", f"labkit inspect {quoted(model)}")
 
     @cell
     def config_table(self) -> Section:
@@ -29,14 +30,40 @@ class Discover(Phase):
         rows = config_table(self.source, self.reading or None)
         shown = [[r.key, _text(r.value), _text(r.default), r.use or "no slice"] for r in rows]
         unusual = [r for r in rows if r.use.startswith("read") and r.value != r.default and r.default != "-"]
-        items = [Table(title="Every config key", columns=["key", "value", "class default", "slice"], rows=shown, code=["key", "value", "class default"], fold=len(shown) > 12)]
+        items = [
+            Table(
+                title="Every config key",
+                columns=["key", "value", "class default", "slice"],
+                rows=shown,
+                code=["key", "value", "class default"],
+                fold=len(shown) > 12,
+            )
+        ]
         if unusual:
-            items.insert(0, Table(title="What the slice reads and is not the default", columns=["key", "value", "class default"], rows=[[r.key, _text(r.value), _text(r.default)] for r in unusual], code=["key", "value", "class default"]))  # fmt: skip
+            items.insert(
+                0,
+                Table(
+                    title="What the slice reads and is not the default",
+                    columns=["key", "value", "class default"],
+                    rows=[[r.key, _text(r.value), _text(r.default)] for r in unusual],
+                    code=["key", "value", "class default"],
+                ),
+            )
         if self.config is not None:
             unread = [r.key for r in rows if r.use == "unread"]
             counts = {kind: sum(r.use.startswith(kind) for r in rows) for kind in ("read", "default", "irrelevant")}
-            items.append(Text(words=f"{counts['read']} keys are read, {counts['irrelevant']} are irrelevant for a stated reason, {counts['default']} stand at the class's default."))
-            self.gate("every config key is used or refused", not unread, len(unread), 0, "keys that the slice neither reads, nor lists as irrelevant, nor finds at the class's default")
+            items.append(
+                Text(
+                    words=f"{counts['read']} keys are read, {counts['irrelevant']} irrelevant for a stated reason, {counts['default']} at the class's default."
+                )
+            )
+            self.gate(
+                "every config key is used or refused",
+                not unread,
+                len(unread),
+                0,
+                "keys that the slice neither reads, nor lists as irrelevant, nor finds at the class's default",
+            )
         self.learned(f"The config class is {{cls}}; {len(unusual)} keys that the slice reads differ from its defaults.", cls=self.source.config.class_name)
         return Section(title="Config", items=items)
 
@@ -45,18 +72,46 @@ class Discover(Phase):
         """Layer kinds in order, the cycle, and the layer plan that the parameters are stacked by."""
         from labkit.hf.facts import decoder_pattern
 
-        pattern = decoder_pattern(self.source)
+        try:
+            pattern = decoder_pattern(self.source)
+        except InputError as error:
+            if self.wall is None:
+                raise
+            return Section(title="Decoder pattern", items=[Text(words="Unknown: {what}.", values={"what": error.what})])
         labels = [kind if window is None else f"{kind} ({window})" for kind, window in zip(pattern.kinds, pattern.windows)]
         chosen = self._subset_size(pattern)
         items = [
             self.figure(figures.decoder_pattern(labels, range(chosen)), "decoder_pattern"),
-            Table(title="Runs of equal layers", columns=["layers", "kind", "window"], rows=[[r["layers"], r["kind"], r["window"]] for r in pattern.rows()], code=["kind"], fold=len(pattern.rows()) > 12),
+            Table(
+                title="Runs of equal layers",
+                columns=["layers", "kind", "window"],
+                rows=[[r["layers"], r["kind"], r["window"]] for r in pattern.rows()],
+                code=["kind"],
+                fold=len(pattern.rows()) > 12,
+            ),
         ]
         if self.config is not None:
             plan = self.config.plan
-            rows = [[plan.parameter_path(s, p), kind, plan.segments[s].repeats, f"{plan.layers_at(s, p)[0]}…{plan.layers_at(s, p)[-1]}"] for s, p, kind in plan.positions()]
-            items.append(Table(title="Layer plan", columns=["parameters at", "kind", "stacked", "HF layers"], rows=rows, code=["parameters at", "kind"], note="Layer l of a segment is cycle position l % cycle and stack index l // cycle; scan and loop run over the same paths."))  # fmt: skip
-            self.gate("the layer plan covers every layer", plan.num_layers == len(pattern.kinds), plan.num_layers, len(pattern.kinds), "layers in the plan against layers in the config")
+            rows = [
+                [plan.parameter_path(s, p), kind, plan.segments[s].repeats, f"{plan.layers_at(s, p)[0]}…{plan.layers_at(s, p)[-1]}"]
+                for s, p, kind in plan.positions()
+            ]
+            items.append(
+                Table(
+                    title="Layer plan",
+                    columns=["parameters at", "kind", "stacked", "HF layers"],
+                    rows=rows,
+                    code=["parameters at", "kind"],
+                    note="Layer l of a segment is cycle position l % cycle and stack index l // cycle; scan and loop run over the same paths.",
+                )
+            )
+            self.gate(
+                "the layer plan covers every layer",
+                plan.num_layers == len(pattern.kinds),
+                plan.num_layers,
+                len(pattern.kinds),
+                "layers in the plan against layers in the config",
+            )
             self.learned("Layer plan: {plan}.", plan=plan.describe())
         self.learned("Decoder: {pattern}.", pattern=str(pattern))
         return Section(title="Decoder pattern", items=items)
@@ -70,7 +125,10 @@ class Discover(Phase):
         rows = [[p.component, p.tensors, p.parameters, f"{p.parameters / total:.1%}", f"{p.bytes / 2**20:,.1f}", ", ".join(p.dtypes)] for p in parts]
         rows.append(["all", len(self.source.tensors), total, "100.0%", f"{self.source.tensors.nbytes / 2**20:,.1f}", ""])
         tied = self.source.config.effective.get("tie_word_embeddings")
-        self.learned(f"{total:,} parameters in {len(self.source.tensors)} tensors, {self.source.tensors.nbytes / 1e6:,.1f} MB; the head is {'tied to the embedding' if tied else 'a tensor of its own'}.")
+        self.learned(
+            f"{total:,} parameters in {len(self.source.tensors)} tensors, {self.source.tensors.nbytes / 1e6:,.1f} MB; "
+            f"the head is {'tied to the embedding' if tied else 'a tensor of its own'}."
+        )
         items = [
             self.figure(figures.parameter_share({p.component: p.parameters for p in parts}), "parameters"),
             Table(title="Parameters and bytes", columns=["component", "tensors", "parameters", "share", "MiB", "stored as"], rows=rows),
@@ -80,7 +138,13 @@ class Discover(Phase):
 
             report = audit(self.source, self.family, self.config)
             items.append(Text(words="Names and shapes against the slice: {report}.", values={"report": str(report)[:800]}))
-            self.gate("every tensor has its parameter, every parameter its tensor", report.passed, len(report.problems), 0, "names and shapes, both ways, before a byte is read")
+            self.gate(
+                "every tensor has its parameter, every parameter its tensor",
+                report.passed,
+                len(report.problems),
+                0,
+                "names and shapes, both ways, before a byte is read",
+            )
         return Section(title="Parameters", items=items)
 
     @cell
@@ -92,19 +156,33 @@ class Discover(Phase):
         if not facts.present:
             self.learned("No tokenizer comes with the checkpoint: prompts are random tokens.")
             return Section(title="Tokenizer", items=[Text(words="The checkpoint brings no tokenizer; prompts are random tokens.")])
-        rows = [["class", facts.kind], ["tokens", facts.size], ["of which added", facts.added], ["config vocab_size", facts.vocab_size], ["embedding rows", facts.rows]]
+        rows = [
+            ["class", facts.kind],
+            ["tokens", facts.size],
+            ["of which added", facts.added],
+            ["config vocab_size", facts.vocab_size],
+            ["embedding rows", facts.rows],
+        ]
         rows += [[f"{name} id", id_] for name, id_ in facts.special.items()]
         rows += [["chat template", facts.template], ["plain encoding adds BOS", facts.adds_bos], ["plain encoding adds EOS", facts.adds_eos]]
         for words in facts.findings:
             self.finding("tokenizer", words)
-        self.gate("no token id lies beyond the embedding", facts.rows is None or facts.size <= facts.rows, facts.size, facts.rows, "tokens of the tokenizer against rows of the embedding")
+        self.gate(
+            "no token id lies beyond the embedding",
+            facts.rows is None or facts.size <= facts.rows,
+            facts.size,
+            facts.rows,
+            "tokens of the tokenizer against rows of the embedding",
+        )
         self.learned("Tokenizer {kind}, {size} tokens, chat template: {template}.", kind=facts.kind, size=facts.size, template=facts.template)
-        return Section(title="Tokenizer", items=[Table(title="Tokenizer", columns=["", "value"], rows=rows), *(Text(words="Finding: {f}.", values={"f": f}) for f in facts.findings)])
+        return Section(
+            title="Tokenizer",
+            items=[Table(title="Tokenizer", columns=["", "value"], rows=rows), *(Text(words="Finding: {f}.", values={"f": f}) for f in facts.findings)],
+        )
 
     @cell
     def walls(self) -> Section:
         """What the lab cannot bring up, and why."""
-        from labkit.errors import BlockedError
         from labkit.hf.facts import walls
 
         found = walls(self.source)
@@ -114,7 +192,10 @@ class Discover(Phase):
         elif found:
             self.wall = BlockedError(found[0].what, found[0].why, found[0].next)
         if not rows:
-            return Section(title="Walls", items=[Text(words="None: the architecture is known, the weights are plain floats, no remote code is needed, and the garden has a slice.")])
+            return Section(
+                title="Walls",
+                items=[Text(words="None: the architecture is known, the weights are plain floats, no remote code is needed, and the garden has a slice.")],
+            )
         for what, why, next_ in rows:
             self.finding("wall", what, why, next_)
         return Section(title="Walls", items=[Table(title="What stands in the way", columns=["what", "where", "next"], rows=rows)])
@@ -133,11 +214,27 @@ class Discover(Phase):
         small = open_source(str(path))
         self.record.outputs["subset"] = str(path)
         total = len(decoder_pattern(self.source).kinds)
-        rows = [["layers", f"{size} of {total}"], ["tensors", len(small.tensors)], ["parameters", small.tensors.size], ["MiB", f"{small.tensors.nbytes / 2**20:,.1f}"], ["directory", str(path)]]
+        rows = [
+            ["layers", f"{size} of {total}"],
+            ["tensors", len(small.tensors)],
+            ["parameters", small.tensors.size],
+            ["MiB", f"{small.tensors.nbytes / 2**20:,.1f}"],
+            ["directory", str(path)],
+        ]
         self.learned(f"The smallest representative subset is the first {size} of {total} layers.")
         if size == total:
             self.pitfall("The subset is the whole model: no smaller run of layers shows every kind.")
-        return Section(title="Subset", items=[Table(title="Subset", columns=["", "value"], rows=rows, note="An ordinary safetensors directory. Its text is gibberish; both sides must produce the same gibberish.")])
+        return Section(
+            title="Subset",
+            items=[
+                Table(
+                    title="Subset",
+                    columns=["", "value"],
+                    rows=rows,
+                    note="An ordinary safetensors directory. Its text is gibberish; both sides must produce the same gibberish.",
+                )
+            ],
+        )
 
     def _subset_size(self, pattern) -> int:
         if self.subset_layers:

@@ -64,20 +64,50 @@ class Layers(Phase):
             control = result["control"]
             worst = max(control["isolated"].values())
             rows = [[kind, result_of(result, kind), value] for kind, value in control["isolated"].items()]
-            items.append(Table(title=f"{on}: {control['change']}", columns=["component", "right port", "wrong port"], rows=rows, note="Worst isolated relative error."))
-            self.gate(f"the control is rejected, {on}", not control["passed"], worst, self.limit, f"a port with {control['change']} must exceed the limit; red: {', '.join(control['red'])}")
-        return Section(title="Negative control", items=[Text(words="A check that nothing fails proves nothing: here everything is right except the eps of the norms."), *items])
+            items.append(
+                Table(title=f"{on}: {control['change']}", columns=["component", "right port", "wrong port"], rows=rows, note="Worst isolated relative error.")
+            )
+            self.gate(
+                f"the control is rejected, {on}",
+                not control["passed"],
+                worst,
+                self.limit,
+                f"a port with {control['change']} must exceed the limit; red: {', '.join(control['red'])}",
+            )
+        return Section(
+            title="Negative control",
+            items=[Text(words="A check that nothing fails proves nothing: here everything is right except the eps of the norms."), *items],
+        )
 
     def _checklist(self, on: str) -> Section:
         table = self.results[on]["table"]
         rows = [[r["kind"], r["isolated"], r["free"], r["compared"], r["passed"], r["reference"], r["ours"]] for r in table["rows"]]
         worst = max((r["isolated"] for r in table["rows"]), default=None)
-        self.gate(f"every component is the reference's, {on}", table["passed"], worst, self.limit, "worst isolated relative error over the checklist; a missing module fails too")
+        self.gate(
+            f"every component is the reference's, {on}",
+            table["passed"],
+            worst,
+            self.limit,
+            "worst isolated relative error over the checklist; a missing module fails too",
+        )
         for name in table["missing"]:
             self.finding(name, "the reference has this module with weights and ours has no record of it", f"component checklist, {on}")
         for fault in table["isolated_faults"][:8]:
-            self.finding(fault["place"], f"{fault['kind']}: the {fault['what']} differs by {number(fault['error'])} with the reference's own input", f"component checklist, {on}", "compare the lines that the checklist cites")
-        items = [Table(title=f"Component checklist, {on}", columns=["component", "isolated", "free run", "places", "done", "reference", "ours"], rows=rows, code=["reference", "ours"], note="Relative errors, float64 on both sides. Isolated: fed with the reference's recorded input; free run: fed by our own previous layer.")]  # fmt: skip
+            self.finding(
+                fault["place"],
+                f"{fault['kind']}: the {fault['what']} differs by {number(fault['error'])} with the reference's own input",
+                f"component checklist, {on}",
+                "compare the lines that the checklist cites",
+            )
+        items = [
+            Table(
+                title=f"Component checklist, {on}",
+                columns=["component", "isolated", "free run", "places", "done", "reference", "ours"],
+                rows=rows,
+                code=["reference", "ours"],
+                note="Relative errors, float64 on both sides. Isolated: fed with the reference's recorded input; free run: fed by our own previous layer.",
+            )
+        ]
         return Section(title=f"Checklist, {on}", items=items)
 
     def subset_path(self):

@@ -1,0 +1,31 @@
+"""Eight CPU devices before jax is first imported, no other platform, and scratch, caches and handovers in a folder of the test session."""
+
+import os
+import tempfile
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest  # noqa: E402
+
+
+def pytest_configure(config):
+    """One scratch folder for the whole session and for every process it starts, so that tiny checkpoints and the built-in model are made once."""
+    if "LABKIT_SCRATCH" not in os.environ or not hasattr(config, "workerinput"):
+        config.labkit_scratch = tempfile.TemporaryDirectory(prefix="labkit-tests-")
+        os.environ["LABKIT_SCRATCH"] = config.labkit_scratch.name
+
+
+def pytest_unconfigure(config):
+    scratch = getattr(config, "labkit_scratch", None)
+    if scratch is not None:
+        os.environ.pop("LABKIT_SCRATCH", None)
+        scratch.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _own_handovers(tmp_path, monkeypatch):
+    """No test writes into the checkout's handovers."""
+    monkeypatch.setenv("LABKIT_HANDOVERS", str(tmp_path / "handovers"))
