@@ -4,6 +4,7 @@ A method marked `@cell` returns a `Section`. While it runs, the record says so; 
 record says why. So a kernel that dies leaves a trace, in JupyterLab as under papermill.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -158,6 +159,22 @@ class Phase:
         """Write a drawing into the model's figures folder."""
         return drawing.write(self.records.folder, name)
 
+    @contextlib.contextmanager
+    def progress(self, label: str):
+        """A progress bar for long work in JupyterLab: yields progress(fraction, text). Silent under the runner, which shows its own, and outside a terminal."""
+        import sys
+
+        from tqdm import tqdm
+
+        quiet = "LABKIT_LOCK_HELD" in os.environ or not (sys.stderr.isatty() or _in_notebook())
+        with tqdm(total=100, desc=label, disable=quiet, leave=False, bar_format="{desc} {percentage:3.0f}%|{bar:28}| {elapsed} {postfix}") as bar:
+
+            def report(fraction: float, text: str) -> None:
+                bar.set_postfix_str(text, refresh=False)
+                bar.update(max(0, 100 * fraction - bar.n))
+
+            yield report
+
     @property
     def scratch(self) -> Path:
         """This source's own folder in the scratch: subset and checkpoints."""
@@ -235,15 +252,17 @@ class Phase:
         return self.overview().plain()
 
 
+def _in_notebook() -> bool:
+    from IPython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
+
+
 def _cell_number(ordinal: int) -> int:
     """In[n] of the running notebook, or the ordinal of the call outside one."""
-    try:
-        from IPython import get_ipython
+    from IPython import get_ipython
 
-        shell = get_ipython()
-        return shell.execution_count if shell is not None and hasattr(shell, "kernel") else ordinal
-    except ImportError:
-        return ordinal
+    return get_ipython().execution_count if _in_notebook() else ordinal
 
 
 def _devices() -> list[str]:

@@ -252,6 +252,11 @@ def subset_of(phase: Phase, layers: int) -> Path:
     return path if (path / "config.json").is_file() else write_subset(phase.source, layers, path)
 
 
+def subset_again(phase: Phase) -> Path:
+    """The subset that phase 1 chose, for a later phase; written again when the scratch was emptied."""
+    return subset_of(phase, int(phase.records.read(1).outputs["subset"].rsplit("-", 1)[1]))
+
+
 def _text(value) -> object:
     """A config value for a table: scalars as they are, the rest as short JSON."""
     import json

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from labkit.lab import figures
 from labkit.lab.phases.base import Phase, cell
+from labkit.lab.phases.discover import subset_again
 from labkit.lab.phases.matrix import by_layer
 from labkit.lab.show import Section, Table, Text, number
 
@@ -27,11 +28,11 @@ class Layers(Phase):
         """Run both comparisons, each in a process of its own with float64 on: a tiny random configuration of the family, and the subset's real weights."""
         from labkit.parity.worker import run_job
 
-        subset = self.subset_path()
+        subset = subset_again(self)
         jobs = {"tiny": f"tiny:{self.source.config.model_type}", "subset": str(subset)}
         jobs = {on: {"kind": "components", "source": source, "batch": self.batch, "length": self.length, "limit": self.limit} for on, source in jobs.items()}
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            self.results = dict(zip(jobs, pool.map(run_job, jobs.values())))
+        with ThreadPoolExecutor(len(jobs)) as pool, self.progress("components") as progress:
+            self.results = dict(zip(jobs, pool.map(lambda job: run_job(job, progress=progress), jobs.values())))
         for on, result in self.results.items():
             for text in result["findings"]:
                 self.finding(on, str(text))
@@ -109,14 +110,6 @@ class Layers(Phase):
             )
         ]
         return Section(title=f"Checklist, {on}", items=items)
-
-    def subset_path(self):
-        from labkit.lab.phases.discover import subset_of
-        from labkit.lab.records import Record
-
-        discovered: Record = self.records.read(1)
-        layers = int(str(discovered.outputs["subset"]).rsplit("-", 1)[1])
-        return subset_of(self, layers)
 
 
 def result_of(result: dict, kind: str):
