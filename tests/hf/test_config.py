@@ -70,9 +70,15 @@ def test_rope_nested_by_layer_type(tmp_path):
 
 
 def test_nulls_are_filled_by_the_class(tmp_path):
-    changes = {"head_dim": None, "num_key_value_heads": None, "rope_scaling": None, "sliding_window": None}
+    changes = {"head_dim": None, "rope_scaling": None, "sliding_window": None}
     config = HFConfig.read(write_config(tmp_path, model_type="mistral", architectures=["MistralForCausalLM"], **changes))
-    assert (config.effective["head_dim"], config.effective["num_key_value_heads"], config.effective["sliding_window"]) == (4, 3, None)
+    assert (config.effective["head_dim"], config.effective["sliding_window"]) == (4, None)
+    assert HFConfig.read(write_config(tmp_path, num_key_value_heads=None)).effective["num_key_value_heads"] == 3
+
+
+def test_a_null_that_the_class_refuses_is_named(tmp_path, refused):
+    config = HFConfig.read(write_config(tmp_path, model_type="mistral", architectures=["MistralForCausalLM"], num_key_value_heads=None))
+    refused(lambda: config.effective, "num_key_value_heads", "config.json")
 
 
 def test_raw_effective_defaults(tmp_path):

@@ -17,19 +17,38 @@ def transformers_folder() -> Path:
     return Path(spec.origin).parent
 
 
+def _auto(file: str) -> Path:
+    return transformers_folder() / "models" / "auto" / file
+
+
 def _mapping(file: str, name: str) -> dict[str, str]:
-    tree = ast.parse((transformers_folder() / "models" / "auto" / file).read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
-            if isinstance(node.value, ast.Call) and node.value.args:
-                return {key: value for key, value in ast.literal_eval(node.value.args[0])}
-    raise InputError(f"This version of transformers has no table {name}", transformers_folder() / "models" / "auto" / file, "Install the version that pyproject.toml names")
+    """A literal table `NAME = OrderedDict([(key, value), ...])`."""
+    for node in ast.parse(_auto(file).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call) and node.value.args:
+            return dict(ast.literal_eval(node.value.args[0]))
+    raise InputError(f"This version of transformers has no table {name}", _auto(file), "Install the version that pyproject.toml names")
+
+
+def _additions(file: str, name: str) -> dict[str, str]:
+    """What a file adds to a table: `NAME.update({...})` and `NAME = OrderedDict(**{...}, **NAME)`."""
+    found: dict[str, str] = {}
+    for node in ast.parse(_auto(file).read_text()).body:
+        call = node.value if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) else None
+        if call is None:
+            continue
+        if ast.unparse(call.func) == f"{name}.update":
+            found |= ast.literal_eval(call.args[0])
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            for keyword in call.keywords:
+                if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+                    found |= ast.literal_eval(keyword.value)
+    return found
 
 
 @functools.cache
 def config_classes() -> dict[str, str]:
     """model_type -> name of the config class, every type of the installed transformers."""
-    return _mapping("auto_mappings.py", "CONFIG_MAPPING_NAMES")
+    return _mapping("auto_mappings.py", "CONFIG_MAPPING_NAMES") | _additions("configuration_auto.py", "CONFIG_MAPPING_NAMES")
 
 
 @functools.cache
@@ -52,7 +71,8 @@ def suggestion(name: str, known) -> str:
 @functools.cache
 def special_modules() -> dict[str, str]:
     """model_type -> folder under transformers/models where the two differ."""
-    return _mapping("auto_mappings.py", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+    name = "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
+    return _mapping("auto_mappings.py", name) | _additions("configuration_auto.py", name)
 
 
 def modeling_file(model_type: str) -> Path | None:

@@ -91,7 +91,7 @@ class HFConfig:
         else:
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
             try:
-                top = CONFIG_MAPPING[self.raw["model_type"]].from_dict(copy.deepcopy(self.raw))
+                top = CONFIG_MAPPING[self.raw["model_type"]].from_dict(_plain(self.raw))
             except Exception as error:
                 reason = " ".join(str(error).split())
                 raise InputError(f"The installed config class refuses config.json: {reason}", self.path, "Correct the key that it names") from None
@@ -139,3 +139,10 @@ class HFConfig:
             return normalise_rope(type(self.hf)().to_dict())
         except Exception:       # a class that cannot be built without arguments has no defaults to compare with
             return {}
+
+
+def _plain(value):
+    """A copy of JSON data with what transformers writes for infinity, {"__float__": "Infinity"}, as the number."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if set(value) == {"__float__"} else {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

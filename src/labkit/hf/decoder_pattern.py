@@ -120,12 +120,10 @@ def _feed_forwards(config: dict, count: int, where: str) -> list[str] | None:
 
 
 def _shortest_cycle(items: list) -> tuple[int, int]:
-    """(start, cycle) with the smallest sum such that items[start:] repeats with period `cycle`; the earlier start on a tie."""
-    best = (0, len(items))
-    for start in range(len(items)):
-        for cycle in range(1, sum(best) - start):
-            tail = items[start:]
-            if cycle < len(tail) and all(tail[i] == tail[i % cycle] for i in range(len(tail))):
-                best = (start, cycle)
-                break
-    return best
+    """(start, cycle) such that items[start:] repeats with period `cycle`: the smallest sum; on a tie a cycle that does repeat, then the earlier start."""
+    count, found = len(items), []
+    for start in range(count):
+        tail = items[start:]
+        cycle = next(cycle for cycle in range(1, len(tail) + 1) if all(tail[i] == tail[i % cycle] for i in range(len(tail))))
+        found.append((start + cycle, len(tail) // cycle < 2, start, cycle))
+    return min(found)[2:]

@@ -1,4 +1,6 @@
 """A `.gguf` file as an ordinary safetensors directory, converted once and cached."""
+import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -46,7 +48,7 @@ def _convert(path: Path, out: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    with quiet_transformers():
+    with quiet_transformers(), _fast_gguf():
         try:
             config = AutoConfig.from_pretrained(**source)
             _clean(config)
@@ -55,8 +57,9 @@ def _convert(path: Path, out: Path) -> None:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             state = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)["tensors"]
             tokenizer = AutoTokenizer.from_pretrained(**source)
-        except (ValueError, KeyError, OSError, RuntimeError, ImportError, NotImplementedError) as error:
-            raise InputError(f"transformers cannot read this GGUF file: {' '.join(str(error).split())[:300]}", path, "Give the original safetensors checkpoint instead") from None
+        except Exception as error:      # whatever a damaged or unknown file makes the parsers trip over
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise InputError(f"transformers cannot read this GGUF file: {reason}", path, "Give the original safetensors checkpoint instead") from None
         missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
         missing = set(missing) - set(model.all_tied_weights_keys)
         if missing or unexpected:
@@ -71,6 +74,30 @@ def _convert(path: Path, out: Path) -> None:
             os.replace(temporary, out)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _fast_gguf():
+    """A conversion in a third of the time, with the same result. transformers parses the file anew for config, tensors and tokenizer, and builds the table of names anew for
+    every module: both are kept. The reader slices a memory map once per token: this one reads buffers. torch casts small tensors on one thread."""
+    import gguf
+    import numpy as np
+    import torch
+
+    class BufferReader(gguf.GGUFReader):
+        def _get(self, offset, dtype, count=1, override_order=None):
+            if override_order is not None or self.byte_order == "S":
+                return super()._get(offset, dtype, count, override_order)
+            return np.frombuffer(self.data, dtype, int(count), int(offset))
+
+    reader, name_map, threads = gguf.GGUFReader, gguf.get_tensor_name_map, torch.get_num_threads()
+    gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(BufferReader), functools.cache(name_map)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
+        torch.set_num_threads(threads)
 
 
 def _clean(config) -> None:

@@ -29,7 +29,7 @@ def write_subset(source: Source, num_layers: int, out: str | os.PathLike) -> Pat
     total = layer_count(source.config.effective)
     if total is None:
         raise InputError("The config does not say how many layers the model has", source.config.path, f"Expected one of the keys {', '.join(COUNT_KEYS)}")
-    if not isinstance(num_layers, int) or not 1 <= num_layers <= total:
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or not 1 <= num_layers <= total:
         raise InputError(f"A subset of {num_layers} layers was asked for; the model has {total}", source.path, f"Ask for 1 to {total}")
     kept, dropped_mtp, dropped_layers = [], [], set()
     for name, info in source.tensors.items():

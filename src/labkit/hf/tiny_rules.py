@@ -1,6 +1,6 @@
 """Sizes and values of tiny configs, by config key, for any family.
 
-No coincidences: 36 hidden, 6 heads, 2 key-value heads, head size 10 (not 36 / 6), 44 intermediate, 8 experts, 131 tokens, window 7, 5 layers.
+No coincidences: 72 hidden, 6 heads, 2 key-value heads, head size 10 (not 72 / 6), 88 intermediate, 8 experts, 131 tokens, window 7, 5 layers.
 No neutral values: softcaps that bite, multipliers far from 1, an epsilon and a rope base that no class has as its default.
 Lists that describe layers are made by the config class itself.
 """
@@ -11,28 +11,29 @@ HEAD_DIM, LAYERS = 10, 5
 ROPE_THETA = 700.0
 
 _SIZES = (
-    (36, "hidden_size n_embd d_model n_embed dim embed_dim word_embed_proj_dim embedding_size"),
+    (72, "hidden_size n_embd d_model n_embed dim embed_dim word_embed_proj_dim embedding_size"),
     (6, "num_attention_heads n_head n_heads num_heads"),
     (2, "num_key_value_heads num_kv_heads"),
     (HEAD_DIM, "head_dim kv_channels"),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers"),
     (131, "vocab_size"),
-    (44, "intermediate_size n_inner ffn_dim ffn_hidden_size dff inner_dim"),
+    (88, "intermediate_size n_inner ffn_dim ffn_hidden_size dff inner_dim"),
     (320, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length seq_length"),
     (7, "sliding_window attention_window_size window_size"),
     (9, "attention_chunk_size"),
-    (28, "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size"),
-    (22, "shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
+    (40, "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size"),
+    (56, "shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts"),
     (3, "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token"),
     (1, "n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace"),
-    (4, "n_group index_n_heads"), (2, "topk_group"),
+    (4, "n_group index_n_heads num_expert_group"), (2, "topk_group"),
     (16, "index_head_dim"), (5, "index_topk"), (4, "rotary_dim laurel_rank"), (14, "global_head_dim"), (2, "num_global_key_value_heads"),
     (20, "hidden_size_per_layer_input o_lora_rank"), (131, "vocab_size_per_layer_input"),
     (6, "attention_heads decoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads linear_num_heads"),
-    (3, "linear_num_key_heads"), (8, "linear_key_head_dim chunk_size mamba_chunk_size"), (12, "linear_value_head_dim mamba_d_head mamba_head_dim"),
-    (72, "mamba_d_ssm"), (11, "mamba_d_state ssm_state_size state_size"), (2, "n_groups mamba_n_groups"), (44, "decoder_ffn_dim"), (LAYERS, "decoder_layers"),
-    (26, "q_lora_rank"), (18, "kv_lora_rank"), (12, "qk_nope_head_dim"), (6, "qk_rope_head_dim"), (14, "v_head_dim"),
+    (3, "linear_num_key_heads"), (14, "linear_key_head_dim"), (16, "linear_value_head_dim"),
+    (8, "chunk_size mamba_chunk_size"), (24, "mamba_d_head mamba_head_dim"),
+    (144, "mamba_d_ssm"), (11, "mamba_d_state ssm_state_size state_size"), (2, "n_groups mamba_n_groups"), (88, "decoder_ffn_dim"), (LAYERS, "decoder_layers"),
+    (26, "q_lora_rank"), (18, "kv_lora_rank"), (14, "qk_nope_head_dim"), (4, "qk_rope_head_dim"), (22, "v_head_dim"),
 )
 _VALUES = (
     (1.0, "attn_logit_softcapping"), (2.0, "final_logit_softcapping"), (13, "query_pre_attn_scalar"),
@@ -60,7 +61,7 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
         head_sizes.append({})
     if "qk_rope_head_dim" in base:
         head_sizes.insert(0, {"head_dim": base["qk_rope_head_dim"]} if "head_dim" in defaults else {})
-    head_sizes += [{"head_dim": size} for size in (6, 12)] if "head_dim" in base else []
+    head_sizes += [{"head_dim": size} for size in (12, 24)] if "head_dim" in base else []
     key_values: list[dict] = [{}]
     if "num_key_value_heads" in base and heads:
         key_values.insert(0 if "kv_lora_rank" in base else 1, {"num_key_value_heads": heads})
