@@ -11,36 +11,42 @@ from labkit.errors import InputError
 from labkit.parity.compare import relative_error
 
 
-def greedy(model, tokens, steps: int, *, segment_ids=None, scan: bool = False) -> np.ndarray:
+def greedy(model, tokens, steps: int, *, segment_ids=None, capacity: int | None = None) -> np.ndarray:
     """tokens int [batch, length] and `steps` greedy continuations: int [batch, length + steps].
 
-    Prefill and all steps are one compiled program with a cache of length + steps slots; the first of equal logits wins; no token ends a row early.
-    segment_ids: int [batch, length], 0 marks left padding. scan: run layers by scan in the single-token steps too; by default they are unrolled, which spares
-    the copy of each layer's weights at the price of compile time.
+    One compiled call prefills the cache, one compiled loop does all steps; the first of equal logits wins; no token ends a row early. segment_ids: int
+    [batch, length], 0 marks left padding. capacity: slots of the cache, length + steps or more; calls of equal capacity share the compiled loop.
     """
     tokens = jnp.asarray(tokens, jnp.int32)
     if tokens.ndim != 2 or tokens.shape[1] < 1 or steps < 1:
         raise InputError("greedy takes tokens [batch, length] and at least one step", f"tokens {tokens.shape}, steps {steps}")
+    batch, length = tokens.shape
+    capacity = capacity or length + steps
+    if capacity < length + steps:
+        raise InputError(f"a cache of {capacity} slots cannot hold {length} tokens and {steps} steps")
     graphdef, state = nnx.split(model)
     segment_ids = None if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
-    return np.asarray(_decode(graphdef, state, tokens, segment_ids, steps, scan))
+    first, cache = _prefill(graphdef, state, tokens, segment_ids, model.init_cache(batch, capacity))
+    return np.concatenate([np.asarray(tokens), np.asarray(_decode(graphdef, state, first, cache, steps))], 1)
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5))
-def _decode(graphdef, state, tokens, segment_ids, steps, scan):
-    model = nnx.merge(graphdef, state)
-    batch, length = tokens.shape
-    cache = model.init_cache(batch, length + steps)
-    logits, cache = model(tokens, segment_ids=segment_ids, cache=cache)
-    first = _choose(logits)
+@partial(jax.jit, static_argnums=0, donate_argnums=4)
+def _prefill(graphdef, state, tokens, segment_ids, cache):
+    logits, cache = nnx.merge(graphdef, state)(tokens, segment_ids=segment_ids, cache=cache)
+    return _choose(logits), cache
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def _decode(graphdef, state, first, cache, steps):
+    """int [batch, steps]: `first` and what follows from it."""
 
     def step(carry, _):
         token, cache = carry
-        logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=cache, scan=scan)
+        logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=cache)
         return (_choose(logits), cache), token
 
     (last, _), chosen = jax.lax.scan(step, (first, cache), length=steps - 1)
-    return jnp.concatenate([tokens, chosen.T, last[:, None]], 1)
+    return jnp.concatenate([chosen.T, last[:, None]], 1)
 
 
 def _choose(logits):

@@ -88,6 +88,7 @@ def exact_job(source, *, progress, lengths=(6, 64, 256), seed: int = 0, limit: f
     prompt. cache_length: tokens of the cache check, 0 for none.
     """
     from labkit.hf.prompts import make_prompts
+    from labkit.parity.capture import capture
     from labkit.parity.greedy import cached_equals_full, forward
 
     source, reference, model, config, findings = _both(source, progress)
@@ -116,7 +117,7 @@ def exact_job(source, *, progress, lengths=(6, 64, 256), seed: int = 0, limit: f
     if control:
         progress(0.85, "the control that must fail")
         wrong, key, right, value = _wrong(model, source, config)
-        wanted, ours = captured.outputs["logits"], forward(wrong, tokens)
+        wanted, ours = captured.outputs["logits"], capture(wrong, tokens)["logits"]
         kl = kl_per_position(ours, wanted)
         result["control"] = {"change": f"{key} {right:g} -> {value:g}", "length": tokens.shape[1], "rel_error": relative_error(ours, wanted), "max_kl": float(kl.max()),
                              "passed": bool(relative_error(ours, wanted) <= limit)}
