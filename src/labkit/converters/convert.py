@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from labkit.converters.arrays import cast, common, contiguous, exact, first_non_finite, is_float
 from labkit.converters.audit import Audit
-from labkit.converters.checkpoint import HF_FILES, METADATA, SCHEMA, CheckpointWriter, read_metadata
+from labkit.converters.checkpoint import HF_FILES, METADATA, SCHEMA, CheckpointWriter, read_metadata, sync
 from labkit.converters.filling import abstract_model
 from labkit.converters.loading import FiniteReader, drop_findings, fit, model_config
 from labkit.converters.placement import Placement, placements
@@ -63,8 +64,8 @@ def convert(
 
     dtype: what floating-point parameters are stored in (None: as on disk). scan: stacked parameters, or one entry per Hugging Face layer.
     force: replace a checkpoint of the same source at `out`. progress(done, total) in bytes.
-    Raises InputError when the audit fails, a weight is NaN or infinite, a value overflows `dtype`, or `out` cannot be written or is not empty; BlockedError when
-    the garden lacks the family.
+    Raises InputError when the audit fails, a weight is NaN or infinite, a value overflows `dtype`, or `out` cannot be written or is not empty; BlockedError
+    when the garden lacks the family.
     """
     out = Path(out).absolute()
     dtype = None if dtype is None else np.dtype(dtype)
@@ -211,11 +212,7 @@ def _output(out: Path, replace: bool) -> Iterator[Path]:
         os.rename(out, old)
         os.rename(target, out)
         shutil.rmtree(old)
-    descriptor = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(out.parent)
 
 
 def remove_abandoned(out: Path) -> None:
@@ -225,5 +222,5 @@ def remove_abandoned(out: Path) -> None:
             owner = int((folder / OWNER).read_text())
         except (OSError, ValueError):
             continue
-        if not Path(f"/proc/{owner}").exists():
+        if not psutil.pid_exists(owner):
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.converters.arrays import cast, contiguous, exact
-from labkit.converters.checkpoint import HF_FILES, CheckpointReader, read_metadata, sync_tree
+from labkit.converters.checkpoint import HF_FILES, CheckpointReader, read_metadata, sync, sync_tree
 from labkit.converters.convert import MARGIN
 from labkit.converters.filling import abstract_model
 from labkit.converters.placement import Placement, placements
@@ -84,6 +84,7 @@ def export(ckpt: str | os.PathLike, out: str | os.PathLike, *, progress: Callabl
             shutil.copyfile(path / HF_FILES / name, folder / name)
         notes = _notes(metadata, folder)
         sync_tree(folder)
+    sync(out.parent)
     dropped = {name: entry["reason"] for name, entry in metadata["dropped"].items()}
     return Export(out, family.name, len(slots), total, shards, dropped, notes)
 
