@@ -93,7 +93,7 @@ def _segments(kinds: tuple[str, ...]) -> tuple[Segment, ...]:
     """Shortest description by dynamic programming: cost is (stacked modules, segments); at equal cost the longer first segment wins, which keeps
     remainders last."""
     count = len(kinds)
-    best: list = [None] * count + [((0, 0), ())]
+    best: list = [None] * count + [((0, 0, 0), ())]
     for start in range(count - 1, -1, -1):
         for cycle in range(1, count - start + 1):
             if best[start] is not None and cycle > best[start][0][0]:
@@ -102,8 +102,8 @@ def _segments(kinds: tuple[str, ...]) -> tuple[Segment, ...]:
             while kinds[start + repeats * cycle : start + (repeats + 1) * cycle] == kinds[start : start + cycle]:
                 repeats += 1
             for used in range(repeats, 0, -1):
-                (modules, segments), rest = best[start + used * cycle]
-                cost = (modules + cycle, segments + 1)
+                (modules, segments, _), rest = best[start + used * cycle]
+                cost = (modules + cycle, segments + 1, -used * cycle)
                 if best[start] is None or cost < best[start][0]:
                     best[start] = (cost, (Segment(kinds[start : start + cycle], used, start), *rest))
     return best[0][1]

@@ -1,0 +1,40 @@
+"""Logical axes: what maps, what falls back, what is refused."""
+
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from labkit.layers.sharding import Sharding, TensorType
+
+SIZES = {"data": 1, "fsdp": 2, "tensor": 2, "expert": 1}
+
+
+def test_odd_vocabulary_stays_replicated_on_vocab_and_sharded_on_embed():
+    assert Sharding(SIZES, vocab_size=49155).weight("embed_tokens.embedding", ("vocab", "embed")) == P(None, ("fsdp", "expert"))
+    assert Sharding(SIZES, vocab_size=49152).weight("embed_tokens.embedding", ("vocab", "embed")) == P("tensor", ("fsdp", "expert"))
+
+
+def test_fewer_heads_than_the_tensor_axis_are_replicated():
+    sharding = Sharding({**SIZES, "tensor": 4}, num_heads=8, num_kv_heads=2)
+    assert sharding.weight("k_proj", ("embed", "kv_heads")) == P(("fsdp", "expert"), None)
+    assert sharding.weight("q_proj", ("embed", "heads")) == P(("fsdp", "expert"), "tensor")
+
+
+def test_experts_take_both_axes_when_they_divide():
+    axes = ("experts", "embed_exp", None, "mlp")
+    assert Sharding({**SIZES, "expert": 2}, num_experts=8).weight("gate_up_proj", axes) == P(("fsdp", "expert"), None, None, "tensor")
+    assert Sharding({**SIZES, "expert": 2}, num_experts=6).weight("gate_up_proj", axes) == P("expert", "fsdp", None, "tensor")
+
+
+def test_unknown_axis_is_refused_with_tensor_and_axis():
+    with pytest.raises(KeyError, match="unknown logical axis 'hedas' on 'q_proj'"):
+        Sharding(SIZES).weight("q_proj", ("embed", "hedas"))
+
+
+def test_one_mesh_axis_twice_is_refused():
+    with pytest.raises(ValueError, match="'router' with axes .* claims mesh axis tensor twice"):
+        Sharding(SIZES, num_heads=4).spec("router", ("heads", "mlp"), TensorType.WEIGHT)
+
+
+def test_equal_shardings_are_equal_and_hash_alike():
+    a, b, c = Sharding(SIZES, vocab_size=8), Sharding(SIZES, vocab_size=8), Sharding(SIZES, vocab_size=9)
+    assert a == b and hash(a) == hash(b) and a != c
