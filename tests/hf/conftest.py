@@ -1,4 +1,5 @@
 """Small checkpoints written by the safetensors library itself, and helpers that damage them."""
+
 import json
 from pathlib import Path
 
@@ -8,13 +9,22 @@ import pytest
 from labkit.errors import InputError
 
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 31, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 3,
-    "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": False,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 31,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "tie_word_embeddings": False,
 }
 
 
 def write_shard(path: Path, names, seed=0) -> None:
     from safetensors.numpy import save_file
+
     generator = np.random.default_rng(seed)
     save_file({name: generator.standard_normal((3, 4)).astype(np.float32) for name in names}, path)
 
@@ -35,7 +45,9 @@ def sharded(tmp_path):
     weight_map = {}
     for number in (1, 2, 3):
         name = f"model-{number:05d}-of-00003.safetensors"
-        tensors = [f"model.layers.{number - 1}.mlp.up_proj.weight", f"model.layers.{number - 1}.mlp.down_proj.weight"] + (["lm_head.weight"] if number == 3 else [])
+        tensors = [f"model.layers.{number - 1}.mlp.up_proj.weight", f"model.layers.{number - 1}.mlp.down_proj.weight"] + (
+            ["lm_head.weight"] if number == 3 else []
+        )
         write_shard(tmp_path / name, tensors, number)
         weight_map.update(dict.fromkeys(tensors, name))
     write_index(tmp_path, weight_map)

@@ -1,4 +1,5 @@
 """Configs in every spelling that checkpoints use give the same effective record, that of the installed class."""
+
 import json
 
 import pytest
@@ -18,15 +19,26 @@ SPELLINGS = {
     "default by type": ({"rope_theta": 500.0, "rope_scaling": {"type": "default"}}, {"rope_theta": 500.0, "rope_type": "default"}),
     "llama3 by rope_type": ({"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, {"rope_theta": 500.0, "rope_type": "llama3", **LLAMA3}),
     "llama3 by type": ({"rope_theta": 500.0, "rope_scaling": {"type": "llama3", **LLAMA3}}, {"rope_theta": 500.0, "rope_type": "llama3", **LLAMA3}),
-    "llama3 by both": ({"rope_theta": 500.0, "rope_scaling": {"type": "llama3", "rope_type": "llama3", **LLAMA3}}, {"rope_theta": 500.0, "rope_type": "llama3", **LLAMA3}),
+    "llama3 by both": (
+        {"rope_theta": 500.0, "rope_scaling": {"type": "llama3", "rope_type": "llama3", **LLAMA3}},
+        {"rope_theta": 500.0, "rope_type": "llama3", **LLAMA3},
+    ),
     "linear": ({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}),
     "dynamic": ({"rope_theta": 500.0, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, {"rope_theta": 500.0, "rope_type": "dynamic", "factor": 2.0}),
     "yarn": ({"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **YARN}}, {"rope_theta": 500.0, "rope_type": "yarn", **YARN}),
     "both old and new": (
-        {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}},
-        {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}),
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0},
+        },
+        {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0},
+    ),
     "theta in the new place only": ({"rope_parameters": {"rope_theta": 500.0}}, {"rope_theta": 500.0, "rope_type": "default"}),
-    "theta beside a new table without it": ({"rope_theta": 500.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}),
+    "theta beside a new table without it": (
+        {"rope_theta": 500.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0},
+    ),
 }
 
 
@@ -43,13 +55,18 @@ def test_rope_spellings_agree(tmp_path, old, new):
 
 def test_the_table_can_tell_spellings_apart(tmp_path):
     """The control of the test above: another base, or a scaling that is dropped, is another record."""
-    records = [HFConfig.read(write_config(tmp_path, **old)).effective["rope_parameters"] for old in (
-        {"rope_theta": 500.0}, {"rope_theta": 10000.0}, {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}})]
+    records = [
+        HFConfig.read(write_config(tmp_path, **old)).effective["rope_parameters"]
+        for old in ({"rope_theta": 500.0}, {"rope_theta": 10000.0}, {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    ]
     assert len({json.dumps(record, sort_keys=True) for record in records}) == 3
 
 
 CONTRADICTIONS = {
-    "type and rope_type": ({"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}}, "rope_scaling says type 'linear' and rope_type 'dynamic'"),
+    "type and rope_type": (
+        {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
+        "rope_scaling says type 'linear' and rope_type 'dynamic'",
+    ),
     "inside a nested table": ({"rope_parameters": {"full_attention": {"type": "linear", "rope_type": "yarn"}}}, "rope_parameters.full_attention"),
     "two bases": ({"rope_theta": 500.0, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}, "rope_theta is 500.0"),
     "two factors": ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "factor 2.0"),
@@ -66,7 +83,9 @@ def test_rope_nested_by_layer_type(tmp_path):
     nested = {"full_attention": {"rope_theta": 1e6, "type": "linear", "factor": 8.0}, "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"}}
     config = HFConfig.read(write_config(tmp_path, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], num_hidden_layers=6, rope_parameters=nested))
     assert config.effective["rope_parameters"] == {
-        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"}}
+        "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+    }
 
 
 def test_nulls_are_filled_by_the_class(tmp_path):
@@ -102,10 +121,25 @@ def test_names_that_the_class_maps(tmp_path):
 
 
 def test_a_wrapper_resolves_to_its_text_tower(tmp_path):
-    text = {"model_type": "gemma3_text", "hidden_size": 24, "num_hidden_layers": 7, "intermediate_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    (tmp_path / "config.json").write_text(json.dumps({
-        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text,
-        "vision_config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}}))
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 24,
+        "num_hidden_layers": 7,
+        "intermediate_size": 20,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "gemma3",
+                "architectures": ["Gemma3ForConditionalGeneration"],
+                "text_config": text,
+                "vision_config": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8},
+            }
+        )
+    )
     config = HFConfig.read(tmp_path)
     assert config.model_type == "gemma3_text" and config.class_name == "Gemma3TextConfig"
     assert config.effective["hidden_size"] == 24 and config.effective["num_hidden_layers"] == 7 and "vision_config" not in config.effective
@@ -114,7 +148,9 @@ def test_a_wrapper_resolves_to_its_text_tower(tmp_path):
 
 def test_remote_code_stays_asleep(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    (tmp_path / "configuration_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig\nclass XConfig(PretrainedConfig):\n    model_type = 'x'\n")
+    (tmp_path / "configuration_x.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig\nclass XConfig(PretrainedConfig):\n    model_type = 'x'\n"
+    )
     changes = {"model_type": "x", "architectures": ["XForCausalLM"], "auto_map": {"AutoConfig": "configuration_x.XConfig"}}
     config = HFConfig.read(write_config(tmp_path, **changes))
     assert config.effective == config.raw and config.defaults == {} and not (tmp_path / "ran").exists()

@@ -1,4 +1,5 @@
 """A `.gguf` file becomes an ordinary directory, once."""
+
 import gguf
 import numpy as np
 import pytest
@@ -31,9 +32,20 @@ def write_gguf(path, *, skip=None):
     generator = np.random.default_rng(0)
     shapes = {"token_embd.weight": (len(WORDS), HIDDEN), "output_norm.weight": (HIDDEN,)}
     for layer in range(LAYERS):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in {
-            "attn_q": (HIDDEN, HIDDEN), "attn_k": (HIDDEN * KV // HEADS, HIDDEN), "attn_v": (HIDDEN * KV // HEADS, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
-            "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER), "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}.items()}
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in {
+                "attn_q": (HIDDEN, HIDDEN),
+                "attn_k": (HIDDEN * KV // HEADS, HIDDEN),
+                "attn_v": (HIDDEN * KV // HEADS, HIDDEN),
+                "attn_output": (HIDDEN, HIDDEN),
+                "ffn_gate": (INNER, HIDDEN),
+                "ffn_up": (INNER, HIDDEN),
+                "ffn_down": (HIDDEN, INNER),
+                "attn_norm": (HIDDEN,),
+                "ffn_norm": (HIDDEN,),
+            }.items()
+        }
     arrays = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items() if name != skip}
     for name, array in arrays.items():
         writer.add_tensor(name, array)
@@ -46,6 +58,7 @@ def write_gguf(path, *, skip=None):
 
 def test_converted_once_to_an_ordinary_directory(tmp_path):
     from transformers import AutoModelForCausalLM
+
     arrays = write_gguf(tmp_path / "two.gguf")
     source = open_source(tmp_path / "two.gguf", scratch=tmp_path / "scratch")
     assert (source.name, source.origin, source.config.model_type) == ("two", "gguf", "llama")
@@ -53,6 +66,7 @@ def test_converted_once_to_an_ordinary_directory(tmp_path):
     assert source.config.effective["tie_word_embeddings"] is True and "lm_head.weight" not in source.tensors
     assert {info.dtype for info in source.tensors.values()} == {"BF16"} and len(source.tensors) == len(arrays)
     import ml_dtypes
+
     written = arrays["blk.1.ffn_up.weight"].astype(ml_dtypes.bfloat16)
     assert source.tensors.read("model.layers.1.mlp.up_proj.weight").tobytes() == written.tobytes()
     _, info = AutoModelForCausalLM.from_pretrained(source.path, output_loading_info=True)
@@ -84,5 +98,6 @@ def test_a_file_that_is_no_gguf(tmp_path, refused):
 
 def test_a_directory_of_ggufs_says_to_name_the_file(tmp_path, refused):
     from .conftest import write_config
+
     (write_config(tmp_path) / "a.gguf").write_bytes(b"GGUF")
     refused(lambda: open_source(tmp_path), "GGUF", "a.gguf")

@@ -1,4 +1,5 @@
 """Headers that lie, dtypes bit for bit, and the streaming writer against the safetensors library."""
+
 import gc
 import json
 import tracemalloc
@@ -98,7 +99,10 @@ def test_every_dtype_bit_for_bit_both_ways(tmp_path):
 
 def test_reads_what_the_library_writes(tmp_path):
     arrays = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5).astype(ml_dtypes.bfloat16), "scalar": np.array(3.5, np.float16), "empty": np.empty((0, 4), np.int64),
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.arange(5).astype(ml_dtypes.bfloat16),
+        "scalar": np.array(3.5, np.float16),
+        "empty": np.empty((0, 4), np.int64),
     }
     save_file(arrays, tmp_path / "model.safetensors")
     infos, _ = read_header(tmp_path / "model.safetensors")

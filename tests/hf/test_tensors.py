@@ -1,4 +1,5 @@
 """Index, shards and headers are cross-checked; each disagreement is refused with file and tensor named."""
+
 import json
 
 import numpy as np
@@ -109,7 +110,9 @@ def test_one_shard_of_several(sharded, refused):
     refused(lambda: read_table(sharded), SHARD.format(1), "index")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "b.safetensors", "a": "b.safetensors"}}']
+)
 def test_a_broken_index(sharded, refused, text):
     (sharded / "model.safetensors.index.json").write_text(text)
     refused(lambda: read_table(sharded), "index")

@@ -1,4 +1,5 @@
 """Tiny checkpoints: reproducible, ordinary, without coincidences or neutral values, and refused with a hint where a name is wrong."""
+
 import json
 
 import numpy as np
@@ -20,6 +21,7 @@ def parameters(model):
 def test_loads_in_transformers_with_every_key(family):
     import torch
     from transformers import AutoModelForCausalLM
+
     source = open_source(f"tiny:{family}")
     assert (source.origin, source.config.model_type, source.slug) == ("tiny", family, f"tiny-{family}")
     network, info = AutoModelForCausalLM.from_pretrained(source.path, output_loading_info=True)
@@ -33,7 +35,18 @@ def test_loads_in_transformers_with_every_key(family):
 def test_sizes_have_no_coincidences(family):
     config = open_source(f"tiny:{family}").config.effective
     hidden, heads, kv, head_dim = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
-    sizes = [hidden, heads, kv, head_dim, config["intermediate_size"], config["vocab_size"], config["num_hidden_layers"], hidden // heads, heads * head_dim, kv * head_dim]
+    sizes = [
+        hidden,
+        heads,
+        kv,
+        head_dim,
+        config["intermediate_size"],
+        config["vocab_size"],
+        config["num_hidden_layers"],
+        hidden // heads,
+        heads * head_dim,
+        kv * head_dim,
+    ]
     sizes += [config[key] for key in ("num_local_experts", "moe_intermediate_size", "num_experts_per_tok", "query_pre_attn_scalar") if key in config]
     sizes += [config["sliding_window"]] if config.get("sliding_window") else []
     assert len(set(sizes)) == len(sizes), sizes
@@ -60,7 +73,8 @@ def test_softcaps_and_windows_bite():
 def test_the_seed_decides(tmp_path):
     """Equal text gives equal bytes in another folder; another seed gives other bytes everywhere."""
     import torch
-    torch.manual_seed(12345)        # the caller's random state neither decides nor changes
+
+    torch.manual_seed(12345)  # the caller's random state neither decides nor changes
     state = torch.get_rng_state()
     assert open_source("tiny:qwen3_moe?seed=1", scratch=tmp_path).fingerprint == open_source("tiny:qwen3_moe?seed=1").fingerprint
     assert torch.equal(state, torch.get_rng_state())
@@ -69,7 +83,9 @@ def test_the_seed_decides(tmp_path):
 
 
 def test_overrides(tmp_path):
-    source = open_source('tiny:gemma2?num_hidden_layers=2&layer_types=["full_attention","sliding_attention"]&attention_bias=true&hidden_activation=silu', scratch=tmp_path)
+    source = open_source(
+        'tiny:gemma2?num_hidden_layers=2&layer_types=["full_attention","sliding_attention"]&attention_bias=true&hidden_activation=silu', scratch=tmp_path
+    )
     config = source.config.effective
     assert config["layer_types"] == ["full_attention", "sliding_attention"] and config["hidden_activation"] == "silu"
     assert "model.layers.1.self_attn.q_proj.bias" in source.tensors and "model.layers.2.self_attn.q_proj.weight" not in source.tensors
@@ -123,12 +139,32 @@ def test_files_are_ordinary_safetensors():
 def test_what_transformers_knows_is_read_without_importing_it():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     assert causal_lm_classes() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert config_classes() == dict(CONFIG_MAPPING_NAMES)
-    assert modeling_file("qwen3_moe").name == "modeling_qwen3_moe.py" and modeling_file("gemma3_text").name == "modeling_gemma3.py" and modeling_file("nope") is None
+    assert (
+        modeling_file("qwen3_moe").name == "modeling_qwen3_moe.py"
+        and modeling_file("gemma3_text").name == "modeling_gemma3.py"
+        and modeling_file("nope") is None
+    )
 
 
-OTHERS = ("mistral", "mixtral", "qwen2_moe", "gemma3_text", "deepseek_v3", "cohere2", "gpt_oss", "gpt_neox", "mamba2", "glm4_moe", "olmo2", "phi3", "smollm3", "granite")
+OTHERS = (
+    "mistral",
+    "mixtral",
+    "qwen2_moe",
+    "gemma3_text",
+    "deepseek_v3",
+    "cohere2",
+    "gpt_oss",
+    "gpt_neox",
+    "mamba2",
+    "glm4_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "granite",
+)
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -137,11 +173,10 @@ def test_other_families_by_the_same_rules(family):
     assert source.config.model_type == family and source.config.effective["hidden_size"] == 72 and source.tensors.size < 2_000_000
 
 
-
-
 @pytest.mark.slow
 def test_nearly_every_decoder_type_has_a_tiny_checkpoint(tmp_path):
     from labkit.errors import InputError
+
     failed = []
     for family in sorted(set(causal_lm_classes()) & set(config_classes())):
         try:

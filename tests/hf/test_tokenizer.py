@@ -1,4 +1,5 @@
 """Tokenizer facts against the config, and text to tokens as the reference does it."""
+
 import json
 
 import numpy as np
@@ -15,14 +16,18 @@ from .conftest import write_config
 def worded(tmp_path):
     """A checkpoint with a word-level tokenizer of 9 tokens that puts <s> before a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
     words = ["<unk>", "<s>", "</s>", "the", "capital", "of", "France", "is", "Paris"]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": "{{ messages }}"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": "{{ messages }}"}
+        )
+    )
 
     def make(vocab_size=9, **changes):
         arrays = {"model.embed_tokens.weight": np.zeros((9, 4), np.float32), "lm_head.weight": np.zeros((9, 4), np.float32)}
@@ -34,7 +39,16 @@ def worded(tmp_path):
 
 def test_facts(worded):
     facts = tokenizer_facts(worded())
-    assert (facts.present, facts.size, facts.vocab_size, facts.rows, facts.template, facts.adds_bos, facts.adds_eos, facts.findings) == (True, 9, 9, 9, True, True, False, ())
+    assert (facts.present, facts.size, facts.vocab_size, facts.rows, facts.template, facts.adds_bos, facts.adds_eos, facts.findings) == (
+        True,
+        9,
+        9,
+        9,
+        True,
+        True,
+        False,
+        (),
+    )
     assert facts.special["bos"] == 1 and facts.special["eos"] == 2 and facts.special["pad"] is None
 
 

@@ -1,4 +1,5 @@
 """Everything that reads what Hugging Face ships. Importing this package imports neither torch nor transformers."""
+
 from labkit.hf.config import HFConfig
 from labkit.hf.scratch import ensure_free, scratch_dir
 from labkit.hf.slug import slugify

@@ -1,4 +1,5 @@
 """What the installed transformers knows, read from its source files: no import of transformers or torch."""
+
 import ast
 import difflib
 import functools
@@ -63,7 +64,7 @@ def near(name: str, known) -> list[str]:
 
 
 def suggestion(name: str, known) -> str:
-    """"Did you mean a, b?", or an empty string."""
+    """ "Did you mean a, b?", or an empty string."""
     found = near(name, known)
     return f"Did you mean {', '.join(found)}?" if found else ""
 
@@ -90,7 +91,9 @@ def optional_keys(model_type: str) -> frozenset[str]:
     file = modeling_file(model_type)
     if file is None:
         return frozenset()
-    calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr")
+    calls = (
+        node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr"
+    )
     found = set()
     for call in calls:
         if len(call.args) >= 2 and ast.unparse(call.args[0]) in ("config", "self.config") and isinstance(call.args[1], ast.Constant):

@@ -1,4 +1,5 @@
 """Parameters and bytes by component, from tensor names and headers."""
+
 import re
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ _ROUTER = re.compile(r"(^|\.)(gate|router|wg|shared_expert_gate|shared_expert_ga
 _ATTENTION = re.compile(r"attn|attention|(^|\.)(q_proj|k_proj|v_proj|o_proj|qkv_proj|c_attn|query_key_value|Wqkv|sinks)(\.|$)")
 _RECURRENCE = re.compile(r"mamba|mixer|ssm|linear_attn|recurrent|conv|rwkv|time_mix|delta|A_log|dt_bias|xlstm|mlstm")
 _NORM = re.compile(r"norm|(^|[._])ln(_|\d|\.|$)|layernorm|ln_f", re.IGNORECASE)
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|word_embeddings?|embed_in|tok_embeddings|embed_positions|position_embeddings?|token_embedding|embeddings?|embed_tokens_per_layer)\.")
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|wpe|word_embeddings?|embed_in|tok_embeddings|embed_positions|position_embeddings?|token_embedding|embeddings?|embed_tokens_per_layer)\."
+)
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head)\.(weight|bias)$")
 _MLP = re.compile(r"mlp|feed_forward|ffn|(^|\.)(fc1|fc2|fc_in|fc_out|w1|w2|w3|gate_proj|up_proj|down_proj|dense_h_to_4h|dense_4h_to_h|c_fc)(\.|$)")
 
@@ -53,7 +56,7 @@ def classify(name: str, layers: int | None = None) -> str:
 
 def parameters_by_component(source: Source) -> list[Component]:
     """One row per component that has tensors, in a fixed order. A tied head has no tensor and no row."""
-    layers = layer_count(source.config.effective)
+    layers = layer_count(source.config.described)
     groups: dict[str, list] = {}
     for name, info in source.tensors.items():
         groups.setdefault(classify(name, layers), []).append(info)

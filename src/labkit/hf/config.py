@@ -1,4 +1,5 @@
 """config.json as read, as the installed config class sees it, and the class's own defaults."""
+
 import copy
 import functools
 import json
@@ -45,16 +46,20 @@ class HFConfig:
             raise InputError(f"config.json holds a {type(self.raw).__name__}, not an object", self.path, CONFIG_ADVICE)
         model_type = self.raw.get("model_type")
         if model_type is None:
-            raise InputError("config.json has no model_type", f"{self.path}, key model_type", "Add the model_type of the architecture, e.g. \"llama\"")
+            raise InputError("config.json has no model_type", f"{self.path}, key model_type", 'Add the model_type of the architecture, e.g. "llama"')
         if not isinstance(model_type, str) or not model_type:
-            raise InputError(f"model_type is {model_type!r}, not a name", f"{self.path}, key model_type", "Set it to the name of the architecture, e.g. \"llama\"")
+            raise InputError(
+                f"model_type is {model_type!r}, not a name", f"{self.path}, key model_type", 'Set it to the name of the architecture, e.g. "llama"'
+            )
         architecture = (self.architectures or [None])[0]
         owners = sorted(kind for kind, name in architectures.causal_lm_classes().items() if name == architecture)
         wrong = owners and model_type not in owners and (not self.known or model_type in architectures.causal_lm_classes())
         if wrong and not self.has_remote_code:
             raise InputError(
-                f"The model_type {model_type!r} is wrong: the architecture {architecture} belongs to {', '.join(owners)}", f"{self.path}, key model_type",
-                f"Set model_type to {owners[0]!r}, or correct architectures")
+                f"The model_type {model_type!r} is wrong: the architecture {architecture} belongs to {', '.join(owners)}",
+                f"{self.path}, key model_type",
+                f"Set model_type to {owners[0]!r}, or correct architectures",
+            )
         check_rope(self.raw_text, self.path)
 
     @property
@@ -87,9 +92,11 @@ class HFConfig:
             if not (self.has_remote_code and self.trust_remote_code):
                 return None, None
             from transformers import AutoConfig
+
             top = AutoConfig.from_pretrained(self.path.parent, trust_remote_code=True)
         else:
             from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
             try:
                 top = CONFIG_MAPPING[self.raw["model_type"]].from_dict(_plain(self.raw))
             except Exception as error:
@@ -132,12 +139,18 @@ class HFConfig:
         return effective
 
     @functools.cached_property
+    def described(self) -> dict:
+        """`effective`, and what some classes compute as properties and leave out of `to_dict()`: the number of layers and their kinds."""
+        properties = {key: getattr(self.hf, key, None) for key in ("num_hidden_layers", "layer_types", "layers_block_type")} if self.hf is not None else {}
+        return {**{key: value for key, value in properties.items() if isinstance(value, (int, list))}, **self.effective}
+
+    @functools.cached_property
     def defaults(self) -> dict:
         if self.hf is None:
             return {}
         try:
             return normalise_rope(type(self.hf)().to_dict())
-        except Exception:       # a class that cannot be built without arguments has no defaults to compare with
+        except Exception:  # a class that cannot be built without arguments has no defaults to compare with
             return {}
 
 

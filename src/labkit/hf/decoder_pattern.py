@@ -1,4 +1,5 @@
 """What each layer of a decoder is, from the effective config alone."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 class DecoderPattern:
     """kinds: one name per layer, e.g. `sliding_attention+sparse`. windows: the attention window in effect per layer, None for all of the past.
 
-    Layers from `start` on repeat a cycle of `cycle` layers `repeats` times, and `remainder` layers of the next round follow. `homogeneous`: one kind and one window throughout.
+    Layers from `start` on repeat a cycle of `cycle` layers `repeats` times, and `remainder` layers of the next round follow.
+    homogeneous: one kind and one window throughout.
     """
 
     kinds: tuple[str, ...]
@@ -46,7 +48,7 @@ class DecoderPattern:
 
 def decoder_pattern(source: Source) -> DecoderPattern:
     """The pattern of a source. Raises InputError when the config does not say how many layers there are, or a per-layer list has another length."""
-    return pattern_of(source.config.effective, str(source.config.path))
+    return pattern_of(source.config.described, str(source.config.path))
 
 
 def pattern_of(config: dict, where: str = "") -> DecoderPattern:
@@ -112,6 +114,8 @@ def _feed_forwards(config: dict, count: int, where: str) -> list[str] | None:
         sparse = [bool(flag) for flag in _per_layer(config, "moe_layer_freq", count, where) or sparse]
     elif frequency:
         sparse = [layer % frequency == 0 for layer in range(count)]
+    if config.get("expert_layer_period"):
+        sparse = [(layer - config.get("expert_layer_offset", 0)) % config["expert_layer_period"] == 0 for layer in range(count)]
     if isinstance(config.get("moe_layers"), (list, tuple)):
         sparse = [layer in config["moe_layers"] for layer in range(count)]
     first_dense = config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0

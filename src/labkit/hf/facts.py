@@ -1,4 +1,5 @@
 """Phase 1 in data: config table, decoder pattern, parameters by component, walls. Headers and config only."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class ConfigRow:
-    """key; value as the installed class sees it; default of the class, `-` when it has none; use: read, default, irrelevant: why, spelled KEY, unread, or empty when nobody read."""
+    """One key. value: as the installed class sees it. default: of the class, `-` when it has none.
+
+    use: `read`, `default`, `irrelevant: WHY`, `spelled KEY`, `unread`, or empty when no slice has read the config.
+    """
 
     key: str
     value: object

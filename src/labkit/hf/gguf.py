@@ -1,4 +1,5 @@
 """A `.gguf` file as an ordinary safetensors directory, converted once and cached."""
+
 import contextlib
 import functools
 import hashlib
@@ -13,7 +14,7 @@ from labkit.hf.architectures import optional_keys
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
 
-CONVERSION = 2      # raise when the same GGUF would give another directory
+CONVERSION = 2  # raise when the same GGUF would give another directory
 
 
 def file_digest(path: Path) -> str:
@@ -47,6 +48,7 @@ def _convert(path: Path, out: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with quiet_transformers(), _fast_gguf():
         try:
@@ -57,15 +59,17 @@ def _convert(path: Path, out: Path) -> None:
                 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
             state = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.bfloat16)["tensors"]
             tokenizer = AutoTokenizer.from_pretrained(**source)
-        except Exception as error:      # whatever a damaged or unknown file makes the parsers trip over
+        except Exception as error:  # whatever a damaged or unknown file makes the parsers trip over
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise InputError(f"transformers cannot read this GGUF file: {reason}", path, "Give the original safetensors checkpoint instead") from None
         missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
         missing = set(missing) - set(model.all_tied_weights_keys)
         if missing or unexpected:
             raise InputError(
-                f"The GGUF file and the architecture do not agree: {len(missing)} tensors missing, {len(unexpected)} unexpected", f"{path}, tensor {sorted([*missing, *unexpected])[0]}",
-                "Give the original safetensors checkpoint instead")
+                f"The GGUF file and the architecture do not agree: {len(missing)} tensors missing, {len(unexpected)} unexpected",
+                f"{path}, tensor {sorted([*missing, *unexpected])[0]}",
+                "Give the original safetensors checkpoint instead",
+            )
         model.tie_weights()
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
         try:
@@ -78,8 +82,11 @@ def _convert(path: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def _fast_gguf():
-    """A conversion in a third of the time, with the same result. transformers parses the file anew for config, tensors and tokenizer, and builds the table of names anew for
-    every module: both are kept. The reader slices a memory map once per token: this one reads buffers. torch casts small tensors on one thread."""
+    """A conversion in a third of the time, with the same result.
+
+    transformers parses the file anew for config, tensors and tokenizer, and builds the table of names anew for every module: both are kept.
+    The reader slices a memory map once per token: this one reads buffers. torch casts small tensors on one thread.
+    """
     import gguf
     import numpy as np
     import torch
@@ -104,6 +111,7 @@ def _clean(config) -> None:
     """What GGUF distorts. It stores float32, so 1e-5 comes back as 9.999999747378752e-06: the shortest decimal of the same float32 is what the author wrote.
     It also adds keys of its own that the config class does not know."""
     import numpy as np
+
     known = set(type(config)().to_dict()) | optional_keys(config.model_type)
     for key, value in list(vars(config).items()):
         if key in config.to_dict() and key not in known:

@@ -1,4 +1,5 @@
 """Models from the Hugging Face Hub: config, tokenizer and safetensors of one snapshot, from the local cache when offline."""
+
 import os
 import re
 from pathlib import Path
@@ -16,7 +17,9 @@ def check_hub_id(model: str) -> str:
     parts = model.split("/")
     bad = ".." in model or "--" in model or model.endswith(".git") or not 1 <= len(parts) <= 2 or not all(PART.fullmatch(part) for part in parts)
     if bad:
-        raise InputError(f"{model!r} is neither a path that exists nor a hub id", next="A hub id is org/name: letters, digits, '-', '_' and '.', one slash, no '..'")
+        raise InputError(
+            f"{model!r} is neither a path that exists nor a hub id", next="A hub id is org/name: letters, digits, '-', '_' and '.', one slash, no '..'"
+        )
     return model
 
 
@@ -40,7 +43,9 @@ def snapshot(model: str, revision: str | None = None, *, trust_remote_code: bool
     cache = cache_folder()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-    arguments = {"revision": revision, "cache_dir": cache, "allow_patterns": PATTERNS + (CODE_PATTERNS if trust_remote_code else [])}
+
+    wanted = PATTERNS + (CODE_PATTERNS if trust_remote_code else [])
+    arguments = {"revision": revision, "cache_dir": cache, "allow_patterns": wanted, "ignore_patterns": ["*/*"]}
     where = f"hub id {model}" + (f", revision {revision}" if revision else "")
     try:
         return Path(snapshot_download(model, **arguments))
@@ -54,5 +59,8 @@ def snapshot(model: str, revision: str | None = None, *, trust_remote_code: bool
         # snapshot_download falls back to its cache by itself when the network is away; reaching this line means that the cache has no such snapshot either.
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"The model is not in the local cache and cannot be downloaded: {reason}", f"{where}, cache {cache}",
-            f"Connect to the network; or download it elsewhere with `hf download {model}` and copy the cache folder here; or give a local directory; or try the built-in smollm2-135m") from None
+            f"The model is not in the local cache and cannot be downloaded: {reason}",
+            f"{where}, cache {cache}",
+            f"Connect to the network; or download it elsewhere with `hf download {model}` and copy the cache folder here; "
+            "or give a local directory; or try the built-in smollm2-135m",
+        ) from None

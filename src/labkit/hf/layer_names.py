@@ -1,4 +1,5 @@
 """Layer indices in tensor names."""
+
 import re
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer|decoder_layers)\.(\d+)(?=\.)")

@@ -1,8 +1,9 @@
 """The ways in which checkpoints spell rotary parameters, checked for contradictions and brought to one form.
 
-Old: top-level `rope_theta` and `rope_scaling` with `type` or `rope_type`. New: one `rope_parameters`, flat or nested by layer type. The installed config classes
-read both; they leave a stray `type` behind and do not notice two spellings that disagree.
+Old: top-level `rope_theta` and `rope_scaling` with `type` or `rope_type`. New: one `rope_parameters`, flat or nested by layer type.
+The installed config classes read both; they leave a stray `type` behind and do not notice two spellings that disagree.
 """
+
 from pathlib import Path
 
 from labkit.errors import InputError
@@ -30,12 +31,20 @@ def check_rope(raw: dict, path: Path) -> None:
     old, new = raw.get("rope_scaling"), raw.get("rope_parameters")
     theta = raw.get("rope_theta")
     if isinstance(new, dict) and isinstance(theta, (int, float)) and new.get("rope_theta", theta) != theta:
-        raise InputError(f"rope_theta is {theta} and rope_parameters.rope_theta is {new['rope_theta']}", f"{path}, keys rope_theta and rope_parameters", "Keep one of the two")
+        raise InputError(
+            f"rope_theta is {theta} and rope_parameters.rope_theta is {new['rope_theta']}",
+            f"{path}, keys rope_theta and rope_parameters",
+            "Keep one of the two",
+        )
     if isinstance(old, dict) and isinstance(new, dict) and old and new:
         left, right = _canonical(old), _canonical(new)
         for key in sorted(set(left) & set(right) - {"rope_theta"}):
             if left[key] != right[key]:
-                raise InputError(f"rope_scaling says {key} {left[key]!r} and rope_parameters says {right[key]!r}", f"{path}, keys rope_scaling and rope_parameters", "Keep one of the two")
+                raise InputError(
+                    f"rope_scaling says {key} {left[key]!r} and rope_parameters says {right[key]!r}",
+                    f"{path}, keys rope_scaling and rope_parameters",
+                    "Keep one of the two",
+                )
 
 
 def _canonical(table: dict) -> dict:

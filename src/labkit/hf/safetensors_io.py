@@ -1,7 +1,9 @@
 """The safetensors format: a strict reader of headers and a writer that holds one tensor at a time.
 
-Format: 8 bytes (little-endian length n), n bytes of JSON (name -> dtype, shape, data_offsets), then the data. Source: the format page of the safetensors library.
+Format: 8 bytes (little-endian length n), n bytes of JSON (name -> dtype, shape, data_offsets), then the data.
+Source: the format page of the safetensors library.
 """
+
 import json
 import math
 import os
@@ -16,14 +18,26 @@ import numpy as np
 from labkit.errors import InputError
 
 DTYPES = {
-    "BOOL": np.dtype(np.bool_), "U8": np.dtype(np.uint8), "I8": np.dtype(np.int8), "U16": np.dtype("<u2"), "I16": np.dtype("<i2"),
-    "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "U64": np.dtype("<u8"), "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "C64": np.dtype("<c8"),
-    "BF16": np.dtype(ml_dtypes.bfloat16), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "C64": np.dtype("<c8"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_HEADER = 100_000_000        # the library's own limit
+MAX_HEADER = 100_000_000  # the library's own limit
 DOWNLOAD_AGAIN = "Download this file again; if it is your own, write it again with the safetensors library"
 
 
@@ -52,7 +66,10 @@ class TensorInfo:
 
 
 def read_header(path: str | os.PathLike) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Tensors by name in the order of the header, and the metadata. Raises InputError naming the file, and the tensor where there is one, for any header that lies."""
+    """Tensors by name in the order of the header, and the metadata.
+
+    Raises InputError naming the file, and the tensor where there is one, for any header that lies.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -115,7 +132,9 @@ def _info(name: str, entry, path: Path, data_start: int) -> TensorInfo:
         raise InputError(f"The data_offsets {offsets!r} are not [begin, end]", where, DOWNLOAD_AGAIN)
     needed = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != needed:
-        raise InputError(f"The header lies about a size: {dtype} {shape} takes {needed:,} bytes and the offsets span {offsets[1] - offsets[0]:,}", where, DOWNLOAD_AGAIN)
+        raise InputError(
+            f"The header lies about a size: {dtype} {shape} takes {needed:,} bytes and the offsets span {offsets[1] - offsets[0]:,}", where, DOWNLOAD_AGAIN
+        )
     return TensorInfo(name, path, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
@@ -128,7 +147,9 @@ def _check_layout(infos: Mapping[str, TensorInfo], path: Path, data_start: int, 
         if info.begin < at:
             raise InputError(f"The header lies about offsets: this tensor overlaps {previous}", where, DOWNLOAD_AGAIN)
         if info.begin > at:
-            raise InputError(f"The header lies about offsets: {info.begin - at:,} bytes between {previous} and this tensor belong to no tensor", where, DOWNLOAD_AGAIN)
+            raise InputError(
+                f"The header lies about offsets: {info.begin - at:,} bytes between {previous} and this tensor belong to no tensor", where, DOWNLOAD_AGAIN
+            )
         at, previous = info.end, info.name
     if at != total:
         raise InputError(f"The file has {total - at:,} bytes after its last tensor ({previous})", path, DOWNLOAD_AGAIN)
@@ -171,18 +192,23 @@ def plan_shards(infos: Iterable[Slot | TensorInfo], max_shard_size: int) -> list
     return shards
 
 
-def write_safetensors(path: str | os.PathLike, infos: Iterable[Slot | TensorInfo], arrays: Iterable[np.ndarray], *, max_shard_size: int = 5_000_000_000) -> list[Path]:
-    """Writes tensors into the folder `path` as model.safetensors, or as numbered shards and model.safetensors.index.json when they exceed `max_shard_size` bytes.
+def write_safetensors(
+    path: str | os.PathLike, infos: Iterable[Slot | TensorInfo], arrays: Iterable[np.ndarray], *, max_shard_size: int = 5_000_000_000
+) -> list[Path]:
+    """Writes tensors into the folder `path`: model.safetensors, or numbered shards and an index when they exceed `max_shard_size` bytes.
 
     `arrays` gives one array per entry of `infos`, in that order; each must have the announced dtype and shape, and is dropped before the next one is asked for.
-    Every file is written under another name first; nothing of a failed write stays. Returns the shard files. Raises InputError for a wrong array, a doubled name or a failed write.
+    Every file is written under another name first; nothing of a failed write stays. Returns the shard files.
+    Raises InputError for a wrong array, a doubled name or a failed write.
     """
     folder, infos = Path(path), list(infos)
     names = [info.name for info in infos]
     if len(set(names)) != len(names):
         raise InputError(f"A tensor is to be written twice: {next(name for name in names if names.count(name) > 1)}", folder)
     shards = plan_shards(infos, max_shard_size)
-    files = [folder / ("model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors") for number in range(1, len(shards) + 1)]
+    files = [
+        folder / ("model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors") for number in range(1, len(shards) + 1)
+    ]
     stream, written = iter(arrays), []
     try:
         for file, shard in zip(files, shards):
@@ -224,7 +250,9 @@ def _write_shard(file: Path, shard: list[Slot | TensorInfo], stream) -> Path:
                     raise InputError("Fewer arrays than announced tensors", f"{file}, tensor {info.name}")
                 array = np.asarray(array)
                 if array.dtype != DTYPES[info.dtype] or array.shape != tuple(info.shape):
-                    raise InputError(f"{array.dtype} {array.shape} was given for a tensor announced as {info.dtype} {tuple(info.shape)}", f"{file}, tensor {info.name}")
+                    raise InputError(
+                        f"{array.dtype} {array.shape} was given for a tensor announced as {info.dtype} {tuple(info.shape)}", f"{file}, tensor {info.name}"
+                    )
                 # A uint8 view: the buffer protocol does not know bfloat16.
                 out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                 del array

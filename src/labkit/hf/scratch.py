@@ -1,4 +1,5 @@
 """Where checkpoints and subsets go, and whether they fit."""
+
 import contextlib
 import os
 import shutil
@@ -53,7 +54,9 @@ def ensure_free(path: str | os.PathLike, nbytes: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < nbytes:
-        raise InputError(f"Not enough space: {nbytes:,} bytes are needed and {free:,} are free", place, "Free some space, or set LABKIT_SCRATCH to a larger disk")
+        raise InputError(
+            f"Not enough space: {nbytes:,} bytes are needed and {free:,} are free", place, "Free some space, or set LABKIT_SCRATCH to a larger disk"
+        )
 
 
 @contextlib.contextmanager

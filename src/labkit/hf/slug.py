@@ -1,4 +1,5 @@
 """File-name-safe names for models. The name as typed is kept for display; renderers escape it."""
+
 import hashlib
 import re
 
@@ -6,7 +7,8 @@ import re
 def slugify(name: str, limit: int = 80) -> str:
     """Lower-case ASCII letters, digits, `.`, `_` and `-` only, never empty, never starting with a dot, at most `limit` characters.
 
-    Names that differ may share a slug; the lab appends a piece of the source's fingerprint to the second. A slug that had to be cut ends in a hash of the whole name.
+    Names that differ may share a slug; the lab appends a piece of the source's fingerprint to the second.
+    A slug that had to be cut ends in a hash of the whole name.
     """
     slug = re.sub(r"[^a-z0-9._-]+", "-", name.lower())
     slug = re.sub(r"-{2,}", "-", re.sub(r"\.{2,}", ".", slug)).strip("-._")

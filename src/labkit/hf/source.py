@@ -1,7 +1,7 @@
 """`open_source`: every way to name a model ends in a local Hugging Face directory, its config and its tensor table. No weight is read here."""
+
 import functools
 import hashlib
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,10 @@ HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "output.weight")
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was opened. model: as typed; name: for display; slug: safe for file names; origin: directory, hub, gguf, builtin or tiny; path: a local directory."""
+    """A model that was opened. model: as typed; name: for display; slug: safe for file names; path: a local directory.
+
+    origin: directory, hub, gguf, builtin or tiny. notes: what a reader should know of how the directory came about.
+    """
 
     model: str
     name: str
@@ -45,7 +48,9 @@ class Source:
 
     def _repr_html_(self) -> str:
         from html import escape
-        return f"<b>{escape(self.name)}</b>: {escape(self.config.model_type)}, {len(self.tensors)} tensors, {self.tensors.size:,} parameters, in <code>{escape(str(self.path))}</code>"
+
+        facts = f"{escape(self.config.model_type)}, {len(self.tensors)} tensors, {self.tensors.size:,} parameters"
+        return f"<b>{escape(self.name)}</b>: {facts}, in <code>{escape(str(self.path))}</code>"
 
 
 def open_source(model: str | os.PathLike, revision: str | None = None, *, trust_remote_code: bool = False, scratch: str | os.PathLike | None = None) -> Source:
@@ -58,7 +63,9 @@ def open_source(model: str | os.PathLike, revision: str | None = None, *, trust_
     if not model.strip():
         raise InputError("The model has no name", next="Give a directory, a hub id, a .gguf file, smollm2-135m or tiny:<model_type>")
     if any(ord(character) < 32 or ord(character) == 127 for character in model):
-        raise InputError(f"The model name {model!r} holds control characters", next="Give a directory, a hub id, a .gguf file, smollm2-135m or tiny:<model_type>")
+        raise InputError(
+            f"The model name {model!r} holds control characters", next="Give a directory, a hub id, a .gguf file, smollm2-135m or tiny:<model_type>"
+        )
     notes: list[str] = []
     name, origin, path = _locate(model, revision, trust_remote_code, scratch, notes)
     if origin != "hub" and revision is not None:
@@ -72,6 +79,7 @@ def open_source(model: str | os.PathLike, revision: str | None = None, *, trust_
 def _locate(model: str, revision: str | None, trust_remote_code: bool, scratch, notes: list[str]) -> tuple[str, str, Path]:
     """(name, origin, directory)."""
     from labkit.hf import builtin, gguf, hub, tiny
+
     if model.startswith("tiny:"):
         return model, "tiny", tiny.tiny_directory(model, scratch)
     path = Path(model).expanduser()
@@ -105,17 +113,15 @@ def _check_head(config: HFConfig, tensors: TensorTable, path: Path) -> None:
     if not _reference_has_separate_head(config):
         return
     raise InputError(
-        "The config says that input and output embeddings are not tied, and no tensor is an output head", f"{path}, config key tie_word_embeddings, tensor lm_head.weight",
-        "Get the missing shard, or set \"tie_word_embeddings\": true if the head really is the embedding")
+        "The config says that input and output embeddings are not tied, and no tensor is an output head",
+        f"{path}, config key tie_word_embeddings, tensor lm_head.weight",
+        'Get the missing shard, or set "tie_word_embeddings": true if the head really is the embedding',
+    )
 
 
 def _reference_has_separate_head(config: HFConfig) -> bool:
     """True when the reference's file names its head lm_head (a few older families use other names)."""
     from labkit.hf.architectures import modeling_file
+
     file = modeling_file(config.model_type)
     return file is None or "lm_head" in file.read_text()
-
-
-def json_text(value) -> str:
-    """Canonical JSON, for cache keys."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)

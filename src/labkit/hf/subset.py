@@ -1,4 +1,5 @@
 """The mini checkpoint: embeddings, head, final norm and the first layers, as an ordinary directory that transformers loads."""
+
 import copy
 import json
 import os
@@ -13,7 +14,9 @@ from labkit.hf.safetensors_io import write_safetensors
 from labkit.hf.scratch import atomic_directory, ensure_free
 from labkit.hf.source import Source
 
-TOKENIZER_FILE = re.compile(r"tokenizer.*|vocab.*|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template.*|.*\.model|.*\.tiktoken|generation_config\.json|.*\.jinja")
+TOKENIZER_FILE = re.compile(
+    r"tokenizer.*|vocab.*|merges\.txt|special_tokens_map\.json|added_tokens\.json|chat_template.*|.*\.model|.*\.tiktoken|generation_config\.json|.*\.jinja"
+)
 # Lists that hold layer indices; every other list as long as the stack holds one entry per layer.
 INDEX_LISTS = {"mlp_only_layers", "full_attn_idxs", "attn_layer_indices", "global_attn_idxs", "moe_layers", "hybrid_layer_ids", "dense_layers", "skip_layers"}
 NOT_PER_LAYER = re.compile(r"architectures|.*_token_ids?|.*id2label|.*label2id|.*tokens")
@@ -23,10 +26,11 @@ MANIFEST = "labkit_subset.json"
 def write_subset(source: Source, num_layers: int, out: str | os.PathLike) -> Path:
     """Writes the first `num_layers` layers of `source` into the new folder `out` and returns it. Bytes are copied, one tensor at a time.
 
-    The config is cut to match: the count, every per-layer list, lists of layer indices, multi-token prediction. Tokenizer files come along. `labkit_subset.json` lists what was
-    dropped. Nothing appears at `out` before all of it is written. Raises InputError for an impossible number of layers, an output that exists, or a full disk.
+    The config is cut to match: the count, every per-layer list, lists of layer indices, multi-token prediction. Tokenizer files come along.
+    `labkit_subset.json` lists what was dropped. Nothing appears at `out` before all of it is written.
+    Raises InputError for an impossible number of layers, an output that exists, or a full disk.
     """
-    total = layer_count(source.config.effective)
+    total = layer_count(source.config.described)
     if total is None:
         raise InputError("The config does not say how many layers the model has", source.config.path, f"Expected one of the keys {', '.join(COUNT_KEYS)}")
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or not 1 <= num_layers <= total:
@@ -46,7 +50,14 @@ def write_subset(source: Source, num_layers: int, out: str | os.PathLike) -> Pat
         (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
         write_safetensors(folder, kept, (source.tensors.read(info.name) for info in kept))
         copy_companions(source.path, folder, code=source.config.has_remote_code)
-        manifest = {"model": source.name, "fingerprint": source.fingerprint, "layers": num_layers, "of": total, "dropped_layers": sorted(dropped_layers), "dropped_mtp": dropped_mtp}
+        manifest = {
+            "model": source.name,
+            "fingerprint": source.fingerprint,
+            "layers": num_layers,
+            "of": total,
+            "dropped_layers": sorted(dropped_layers),
+            "dropped_mtp": dropped_mtp,
+        }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return Path(out).absolute()
 
@@ -65,9 +76,10 @@ def cut_config(config: HFConfig, layers: int) -> dict:
     """config.json for the first `layers` layers. What the class derives from the count, and would now derive differently, is written out."""
     raw = copy.deepcopy(config.raw)
     text = HFConfig(raw, config.path).raw_text
-    total = layer_count(config.effective)
-    count_key = next((key for key in COUNT_KEYS if key in text), None) or next(key for key in COUNT_KEYS if key in config.effective)
-    text[count_key] = layers
+    total = layer_count(config.described)
+    count_key = next((key for key in COUNT_KEYS if key in text), None) or next((key for key in COUNT_KEYS if key in config.effective), None)
+    if count_key is not None:       # some classes count the entries of a per-layer list instead
+        text[count_key] = layers
     for key, value in list(text.items()):
         if isinstance(value, list):
             text[key] = _cut(key, value, total, layers)

@@ -1,4 +1,5 @@
 """The tensor table of a checkpoint directory, from headers and the index alone, cross-checked."""
+
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TO_SAFETENSORS = (
-    "Convert the weights on a machine where you trust the file: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR) writes safetensors, and then open NEW_DIR"
+    "Convert the weights on a machine where you trust the file: "
+    "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR) writes safetensors, and then open NEW_DIR"
 )
 
 
@@ -63,9 +65,17 @@ def read_table(directory: str | os.PathLike) -> TensorTable:
         _refuse_other_formats(directory)
         raise InputError("The directory has no weights", directory, f"Expected {SINGLE}, or {INDEX} and its shards; download them")
     if len(on_disk) > 1:
-        raise InputError(f"{len(on_disk)} weight files and no {INDEX}: which tensors belong to the model is unknown", ", ".join(map(str, on_disk[:4])), "Download the index, or leave one file")
+        raise InputError(
+            f"{len(on_disk)} weight files and no {INDEX}: which tensors belong to the model is unknown",
+            ", ".join(map(str, on_disk[:4])),
+            "Download the index, or leave one file",
+        )
     if on_disk[0].name != SINGLE:
-        raise InputError(f"The only weight file is {on_disk[0].name}; its index {INDEX} is missing", on_disk[0], f"Download the index and the other shards, or name the file {SINGLE} if it is complete")
+        raise InputError(
+            f"The only weight file is {on_disk[0].name}; its index {INDEX} is missing",
+            on_disk[0],
+            f"Download the index and the other shards, or name the file {SINGLE} if it is complete",
+        )
     _check_links(directory, on_disk[0], str(on_disk[0]))
     return TensorTable(read_header(on_disk[0])[0])
 
@@ -73,7 +83,9 @@ def read_table(directory: str | os.PathLike) -> TensorTable:
 def _refuse_other_formats(directory: Path) -> None:
     pickles = sorted(path.name for path in directory.iterdir() if path.name.endswith(PICKLE_SUFFIXES) and path.name != "training_args.bin")
     if pickles:
-        raise InputError("The weights are pickle files only, which can run code when they are read; the lab refuses them", directory / pickles[0], TO_SAFETENSORS)
+        raise InputError(
+            "The weights are pickle files only, which can run code when they are read; the lab refuses them", directory / pickles[0], TO_SAFETENSORS
+        )
     ggufs = sorted(path.name for path in directory.glob("*.gguf"))
     if ggufs:
         raise InputError("The directory holds GGUF weights", directory / ggufs[0], "Give the path of the .gguf file itself as the model")
@@ -86,13 +98,19 @@ def _read_sharded(directory: Path, index: Path, on_disk: list[Path]) -> dict[str
     if missing:
         name, tensor = next(iter(missing.items()))
         more = f" ({len(missing)} shards are missing)" if len(missing) > 1 else ""
-        raise InputError(f"A shard that the index lists is missing{more}: {name}, which should hold {tensor}", f"{directory / name}, tensor {tensor}", "Download this file")
+        raise InputError(
+            f"A shard that the index lists is missing{more}: {name}, which should hold {tensor}", f"{directory / name}, tensor {tensor}", "Download this file"
+        )
     known = {path.resolve() for path in shards.values()}
     for path in on_disk:
         if path.resolve() not in known:
             tensors = list(read_header(path)[0])
             shown = f"tensor {tensors[0]}" if tensors else "no tensor"
-            raise InputError(f"A weight file is present and not indexed: {path.name} with {len(tensors)} tensors", f"{path}, {shown}", f"Add its tensors to {INDEX}, or move the file away")
+            raise InputError(
+                f"A weight file is present and not indexed: {path.name} with {len(tensors)} tensors",
+                f"{path}, {shown}",
+                f"Add its tensors to {INDEX}, or move the file away",
+            )
     infos: dict[str, TensorInfo] = {}
     for name, path in shards.items():
         for tensor, info in read_header(path)[0].items():
@@ -103,10 +121,18 @@ def _read_sharded(directory: Path, index: Path, on_disk: list[Path]) -> dict[str
         if tensor not in infos:
             raise InputError(f"The index lists a tensor that no shard holds: {tensor}", f"{index}, tensor {tensor} in {name}", DOWNLOAD_AGAIN)
         if infos[tensor].shard != shards[name]:
-            raise InputError(f"The index points at the wrong shard: {tensor} is in {infos[tensor].shard.name}, the index says {name}", f"{index}, tensor {tensor}", DOWNLOAD_AGAIN)
+            raise InputError(
+                f"The index points at the wrong shard: {tensor} is in {infos[tensor].shard.name}, the index says {name}",
+                f"{index}, tensor {tensor}",
+                DOWNLOAD_AGAIN,
+            )
     for tensor, info in infos.items():
         if tensor not in weight_map:
-            raise InputError(f"A shard holds a tensor that the index does not list: {tensor}", f"{info.shard}, tensor {tensor}", f"Add it to {INDEX}, or write the shard without it")
+            raise InputError(
+                f"A shard holds a tensor that the index does not list: {tensor}",
+                f"{info.shard}, tensor {tensor}",
+                f"Add it to {INDEX}, or write the shard without it",
+            )
     return infos
 
 
@@ -136,7 +162,11 @@ def _inside(directory: Path, index: Path, tensor: str, name: str) -> Path:
     where = f"{index}, tensor {tensor} in {name!r}"
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or not pure.parts or pure.suffix != ".safetensors":
-        raise InputError("The index points outside the directory, or at something that is not a safetensors file", where, "Fix the index by hand; do not open models from a source that you do not trust")
+        raise InputError(
+            "The index points outside the directory, or at something that is not a safetensors file",
+            where,
+            "Fix the index by hand; do not open models from a source that you do not trust",
+        )
     path = directory / pure
     _check_links(directory, path, where)
     return path

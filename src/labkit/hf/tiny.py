@@ -1,4 +1,5 @@
 """`tiny:<model_type>[?key=value&...]`: a small random checkpoint, the same for the same text, saved by the reference itself."""
+
 import hashlib
 import json
 import os
@@ -16,16 +17,20 @@ from labkit.hf.tiny_rules import candidates
 from labkit.hf.tiny_weights import fill_weights
 
 MAX_PARAMETERS = 200_000_000
-TRIAL = 24      # tokens of the run that every new tiny model must survive; beyond its window
+TRIAL = 24  # tokens of the run that every new tiny model must survive; beyond its window
 FORMS = "tiny:<model_type> or tiny:<model_type>?num_hidden_layers=5&norm_topk_prob=true&seed=1"
 
 
 def parse_tiny(model: str) -> tuple[str, dict, int]:
-    """(model_type, overrides, seed) of a tiny name. Raises InputError for an unknown type or a malformed override; keys are checked when the config is built."""
+    """(model_type, overrides, seed) of a tiny name; keys are checked when the config is built. Raises InputError for an unknown type or a bad override."""
     model_type, _, query = model.removeprefix("tiny:").partition("?")
     causal = architectures.causal_lm_classes()
     if model_type not in causal or model_type not in architectures.config_classes():
-        raise InputError(f"{model_type!r} is no causal LM of the installed transformers", model, architectures.suggestion(model_type, causal) or "`tiny:llama` is a type that works")
+        raise InputError(
+            f"{model_type!r} is no causal LM of the installed transformers",
+            model,
+            architectures.suggestion(model_type, causal) or "`tiny:llama` is a type that works",
+        )
     overrides: dict = {}
     for pair in filter(None, query.split("&")):
         key, equals, text = pair.partition("=")
@@ -60,6 +65,7 @@ def tiny_directory(model: str, scratch: str | os.PathLike | None = None) -> Path
 def _cache_key(overrides: dict, seed: int) -> str:
     """Changes with the request, with the rules below and with the installed versions that turn them into numbers."""
     from importlib.metadata import version
+
     here = Path(__file__).parent
     rules = "".join((here / name).read_text() for name in ("tiny.py", "tiny_rules.py", "tiny_weights.py"))
     text = json.dumps([overrides, seed, rules, version("transformers"), version("torch")], sort_keys=True)
@@ -67,15 +73,24 @@ def _cache_key(overrides: dict, seed: int) -> str:
 
 
 def tiny_configs(model_type: str, overrides: dict, where: str = "") -> Iterator:
-    """transformers config objects of a tiny model, first choice first. Raises InputError naming a key that the class does not know, or why it refuses the first choice."""
+    """transformers config objects of a tiny model, first choice first.
+
+    Raises InputError naming a key that the class does not know, or saying why the class refuses the first choice.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     config_class = CONFIG_MAPPING[model_type]
-    defaults = config_class().to_dict()
+    try:
+        defaults = config_class().to_dict()
+    except Exception as error:
+        raise InputError(f"{config_class.__name__} has no defaults to start from: {' '.join(str(error).split())[:300]}", where, "Choose another type") from None
     optional = architectures.optional_keys(model_type)
     known = set(defaults) | set(config_class.attribute_map) | optional | {"rope_theta", "rope_scaling"}
     for key in overrides:
         if key not in known:
-            raise InputError(f"{config_class.__name__} has no key {key!r}", where, architectures.suggestion(key, known) or "See the class's documentation for its keys")
+            raise InputError(
+                f"{config_class.__name__} has no key {key!r}", where, architectures.suggestion(key, known) or "See the class's documentation for its keys"
+            )
     overrides = {config_class.attribute_map.get(key, key): value for key, value in overrides.items()}
     refusal, accepted = None, False
     for values in candidates(defaults, optional):
@@ -96,9 +111,10 @@ def tiny_configs(model_type: str, overrides: dict, where: str = "") -> Iterator:
 
 
 def build_tiny(model_type: str, overrides: dict, seed: int, where: str = ""):
-    """The reference model of the first configuration that it can run, with weights filled. Raises InputError with the first choice's failure when there is none."""
+    """The reference model of the first configuration that it can run, with weights filled. Raises InputError with the first choice's failure."""
     import torch
     from transformers import AutoModelForCausalLM
+
     failure = None
     with quiet_transformers():
         for config in tiny_configs(model_type, overrides, where):

@@ -4,6 +4,7 @@ No coincidences: 72 hidden, 6 heads, 2 key-value heads, head size 10 (not 72 / 6
 No neutral values: softcaps that bite, multipliers far from 1, an epsilon and a rope base that no class has as its default.
 Lists that describe layers are made by the config class itself.
 """
+
 import itertools
 from collections.abc import Iterator
 
@@ -26,22 +27,51 @@ _SIZES = (
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts"),
     (3, "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token"),
     (1, "n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace"),
-    (4, "n_group index_n_heads num_expert_group"), (2, "topk_group"),
-    (16, "index_head_dim"), (5, "index_topk"), (4, "rotary_dim laurel_rank"), (14, "global_head_dim"), (2, "num_global_key_value_heads"),
-    (20, "hidden_size_per_layer_input o_lora_rank"), (131, "vocab_size_per_layer_input"),
+    (4, "n_group index_n_heads num_expert_group"),
+    (2, "topk_group layer_group_size"),
+    (16, "index_head_dim"),
+    (5, "index_topk"),
+    (4, "rotary_dim laurel_rank"),
+    (14, "global_head_dim"),
+    (2, "num_global_key_value_heads"),
+    (20, "hidden_size_per_layer_input o_lora_rank"),
+    (131, "vocab_size_per_layer_input"),
     (6, "attention_heads decoder_attention_heads mamba_n_heads mamba_num_heads linear_num_value_heads linear_num_heads"),
-    (3, "linear_num_key_heads"), (14, "linear_key_head_dim"), (16, "linear_value_head_dim"),
-    (8, "chunk_size mamba_chunk_size"), (24, "mamba_d_head mamba_head_dim"),
-    (144, "mamba_d_ssm"), (11, "mamba_d_state ssm_state_size state_size"), (2, "n_groups mamba_n_groups"), (88, "decoder_ffn_dim"), (LAYERS, "decoder_layers"),
-    (26, "q_lora_rank"), (18, "kv_lora_rank"), (14, "qk_nope_head_dim"), (4, "qk_rope_head_dim"), (22, "v_head_dim"),
+    (3, "linear_num_key_heads"),
+    (14, "linear_key_head_dim"),
+    (16, "linear_value_head_dim"),
+    (8, "chunk_size mamba_chunk_size"),
+    (24, "mamba_d_head mamba_head_dim"),
+    (144, "mamba_d_ssm"),
+    (11, "mamba_d_state ssm_state_size state_size"),
+    (2, "n_groups mamba_n_groups"),
+    (88, "decoder_ffn_dim"),
+    (LAYERS, "decoder_layers"),
+    (26, "q_lora_rank"),
+    (18, "kv_lora_rank"),
+    (14, "qk_nope_head_dim"),
+    (4, "qk_rope_head_dim"),
+    (22, "v_head_dim"),
 )
 _VALUES = (
-    (1.0, "attn_logit_softcapping"), (2.0, "final_logit_softcapping"), (13, "query_pre_attn_scalar"),
+    (1.0, "attn_logit_softcapping"),
+    (2.0, "final_logit_softcapping"),
+    (13, "query_pre_attn_scalar"),
     (1e-4, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon layernorm_epsilon"),
-    (3.0, "embedding_multiplier"), (0.4, "residual_multiplier partial_rotary_factor"), (0.7, "attention_multiplier"), (8.0, "logits_scaling"),
-    (0.0625, "logit_scale"), (0.3, "lm_head_multiplier"), (2.5, "routed_scaling_factor"), (ROPE_THETA, "rope_theta"),
-    (True, "norm_topk_prob"), ([1], "mlp_only_layers"),
-    (0.0, "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout attention_probs_dropout_prob hidden_dropout_prob resid_dropout emb_pdrop"),
+    (3.0, "embedding_multiplier"),
+    (0.4, "residual_multiplier partial_rotary_factor"),
+    (0.7, "attention_multiplier"),
+    (8.0, "logits_scaling"),
+    (0.0625, "logit_scale"),
+    (0.3, "lm_head_multiplier"),
+    (2.5, "routed_scaling_factor"),
+    (ROPE_THETA, "rope_theta"),
+    (True, "norm_topk_prob"),
+    ([1], "mlp_only_layers"),
+    (
+        0.0,
+        "attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop dropout attention_probs_dropout_prob hidden_dropout_prob resid_dropout emb_pdrop",
+    ),
     (0.0, "activation_dropout layerdrop"),
 )
 SIZES = {key: size for size, keys in _SIZES for key in keys.split()}
@@ -84,15 +114,31 @@ def tiny_values(defaults: dict) -> dict:
             values[key] = TOKENS[key]
         elif key == "rope_parameters" and isinstance(default, dict):
             values[key] = _rope(default)
+    shown = _every_kind(defaults)
+    if shown:
+        values["layer_types"] = shown
+    if "attn_layer_indices" in defaults:
+        values["attn_layer_indices"] = [1, 4]
     if "attention_types" in defaults:
         values["attention_types"] = [[["global", "local"], 2], [["global"], 1]]
     return values
 
 
+def _every_kind(defaults: dict) -> list[str] | None:
+    """Layer types in turn, for a class whose pattern is longer than a tiny stack and would show one kind only."""
+    types = defaults.get("layer_types")
+    if not isinstance(types, list) or len(set(types[:LAYERS])) == len(set(types)):
+        return None
+    kinds = list(dict.fromkeys(types))
+    return [kinds[layer % len(kinds)] for layer in range(LAYERS)]
+
+
 def _rope(default: dict) -> dict:
     """The class's rope with numbers of our own: one base per layer type where tables are nested."""
     if any(isinstance(table, dict) for table in default.values()):
-        return {kind: _rope_table(table, ROPE_THETA * (1 + 3 * index)) if isinstance(table, dict) else table for index, (kind, table) in enumerate(default.items())}
+        return {
+            kind: _rope_table(table, ROPE_THETA * (1 + 3 * index)) if isinstance(table, dict) else table for index, (kind, table) in enumerate(default.items())
+        }
     return _rope_table(default, ROPE_THETA)
 
 

@@ -4,10 +4,13 @@
 def fill_weights(network, seed: int) -> None:
     """Overwrites the parameters and saved buffers of a freshly built reference model, deterministically in the order of their names.
 
-    Embeddings: normal, narrower where they are also the head, so that logits stay moderate. Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual. Vectors, and matrices that the
-    reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus noise, so a norm weight is near 1 (or 0) and never equal to it.
+    Embeddings: normal, narrower where they are also the head, so that logits stay moderate.
+    Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual.
+    Vectors, and matrices that the reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus
+    noise, so a norm weight is near 1 (or 0) and never equal to it.
     """
     import torch
+
     generator = torch.Generator().manual_seed(1_000_003 * seed + 17)
 
     def normal(shape):

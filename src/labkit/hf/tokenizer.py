@@ -1,4 +1,5 @@
 """The tokenizer of a source: facts against the config, and text to tokens as the reference's own tokenizer does it."""
+
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,13 @@ def has_tokenizer(source: Source) -> bool:
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, trust_remote_code: bool):
     from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise InputError(f"The tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}", path, "Download its files again, or give token ids instead of text") from None
+        raise InputError(
+            f"The tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}", path, "Download its files again, or give token ids instead of text"
+        ) from None
 
 
 def load_tokenizer(source: Source):
@@ -91,6 +95,15 @@ def tokenizer_facts(source: Source) -> TokenizerFacts:
     plain, bare = tokenizer(PROBE)["input_ids"], tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     template = bool(getattr(tokenizer, "chat_template", None))
     return TokenizerFacts(
-        True, type(tokenizer).__name__, size, len(tokenizer.get_added_vocab()), vocab_size, rows, special, template,
+        True,
+        type(tokenizer).__name__,
+        size,
+        len(tokenizer.get_added_vocab()),
+        vocab_size,
+        rows,
+        special,
+        template,
         adds_bos=special["bos"] is not None and plain[:1] == [special["bos"]] and bare[:1] != [special["bos"]],
-        adds_eos=special["eos"] is not None and plain[-1:] == [special["eos"]] and bare[-1:] != [special["eos"]], findings=tuple(findings))
+        adds_eos=special["eos"] is not None and plain[-1:] == [special["eos"]] and bare[-1:] != [special["eos"]],
+        findings=tuple(findings),
+    )
