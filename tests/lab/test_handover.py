@@ -4,12 +4,12 @@ import shutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.lab.samples import HOSTILE, complete, failed_then_passed, killed, record
 
 from labkit.errors import InputError
 from labkit.lab import figures, handover
 from labkit.lab.records import Failure, Finding, Records, Status
 from labkit.lab.show import Gate, Section, Table, Text
+from tests.lab.samples import HOSTILE, complete, failed_then_passed, killed, record
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@ import json
 import os
 
 import pytest
-from tests.lab.samples import complete, record
 
 from labkit.errors import InputError
 from labkit.lab import records
 from labkit.lab.records import Failure, Records, Status, model_folder, write_atomically
 from labkit.lab.show import Gate
+from tests.lab.samples import complete, record
 
 
 def test_a_record_comes_back_as_it_was(tmp_path):

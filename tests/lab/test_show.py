@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from tests.lab.samples import HOSTILE
 
 from labkit.lab.show import Figure, Gate, Gates, Section, Table, Text, code_markdown, escape_markdown, number
+from tests.lab.samples import HOSTILE
 
 TEXTS = st.text(st.sampled_from("ab<>&\"'`*_[]()!|~$\\#-+=.:/@1 \n\r\x1b\u202e{}") | st.characters(codec="utf-8"), max_size=40)
 

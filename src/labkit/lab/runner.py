@@ -6,6 +6,7 @@ dies, a cell that outlasts its limit and Ctrl-C each leave the executed notebook
 
 import contextlib
 import difflib
+import logging
 import os
 import signal
 import sys
@@ -217,6 +218,9 @@ def _execute(number: int, parameters: dict, folder: Path, kernel_name: str, cell
     from labkit.lab.engine import LabEngine
 
     papermill_engines.register("labkit", LabEngine)
+    # What these two would log of a dead or interrupted kernel is told by the record, in words.
+    for noisy in ("papermill", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     executed = folder / "executed" / f"{number:02}_{PHASES[number]}.ipynb"
     executed.parent.mkdir(parents=True, exist_ok=True)
     late = threading.Event()
