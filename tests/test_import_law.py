@@ -72,6 +72,8 @@ def test_the_check_sees_a_breach(relative, text):
     assert broken(text, Path(relative))
 
 
-@pytest.mark.parametrize(("relative", "text"), [("hf/reference.py", "import torch"), ("lab/runner.py", "from labkit.hf import open_source"), ("cli.py", "import click")])
+@pytest.mark.parametrize(
+    ("relative", "text"), [("hf/reference.py", "import torch"), ("lab/runner.py", "from labkit.hf import open_source"), ("cli.py", "import click")]
+)
 def test_the_check_accepts_what_the_law_allows(relative, text):
     assert broken(text, Path(relative)) == []

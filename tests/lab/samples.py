@@ -8,10 +8,23 @@ HOSTILE = "<script>alert(1)</script> [x](http://e.vil) `a|b` **b** <!-- notes:su
 
 def record(phase=1, **changes) -> Record:
     base = dict(
-        model="tiny:qwen3", slug="tiny-qwen3", family="qwen3", slice="refined", phase=phase, name={1: "discover", 2: "layers", 3: "convert", 4: "verify"}[phase],
-        run=f"2026-11-29T10:0{phase}:00+00:00#1", source_fingerprint="abc", packages={"jax": "0.10.2"}, devices=["cpu cpu 0"], machine="Linux", git_commit="c0ffee",
-        start=f"2026-11-29T10:0{phase}:00+00:00", end=f"2026-11-29T10:0{phase}:30+00:00", status=Status.DONE,
-        gates=[Gate(name="audit", passed=True, value=0, limit=0, explanation="both ways")], timings=[Timing(cell=1, name="open", seconds=1.5)],
+        model="tiny:qwen3",
+        slug="tiny-qwen3",
+        family="qwen3",
+        slice="refined",
+        phase=phase,
+        name={1: "discover", 2: "layers", 3: "convert", 4: "verify"}[phase],
+        run=f"2026-11-29T10:0{phase}:00+00:00#1",
+        source_fingerprint="abc",
+        packages={"jax": "0.10.2"},
+        devices=["cpu cpu 0"],
+        machine="Linux",
+        git_commit="c0ffee",
+        start=f"2026-11-29T10:0{phase}:00+00:00",
+        end=f"2026-11-29T10:0{phase}:30+00:00",
+        status=Status.DONE,
+        gates=[Gate(name="audit", passed=True, value=0, limit=0, explanation="both ways")],
+        timings=[Timing(cell=1, name="open", seconds=1.5)],
     )
     return Record(**(base | changes))
 

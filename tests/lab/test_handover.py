@@ -51,7 +51,14 @@ def test_notes_survive_byte_for_byte(tmp_path, note):
     assert handover.render(folder).read_bytes() == text
 
 
-@pytest.mark.parametrize("damage", ["<!-- notes:bugs -->\n<!-- notes:pitfalls -->", "<!-- /notes:bugs -->", "<!-- notes:bugs -->a<!-- /notes:bugs -->\n<!-- notes:bugs -->b<!-- /notes:bugs -->"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "<!-- notes:bugs -->\n<!-- notes:pitfalls -->",
+        "<!-- /notes:bugs -->",
+        "<!-- notes:bugs -->a<!-- /notes:bugs -->\n<!-- notes:bugs -->b<!-- /notes:bugs -->",
+    ],
+)
 def test_broken_markers_are_refused_and_nothing_is_lost(folder, damage):
     path = handover.path_of(folder)
     path.write_text("# x\n" + damage)
@@ -99,9 +106,14 @@ def test_blocked_is_not_failed(tmp_path):
 
 def test_nothing_from_outside_becomes_markup(tmp_path):
     hostile = record(
-        1, model=HOSTILE, family=HOSTILE, learned=[Text(words="it is {x}", values={"x": HOSTILE})], findings=[Finding(component=HOSTILE, cause=HOSTILE, evidence=HOSTILE)],
-        sections=[Section(title="s", items=[Table(title="t", columns=["k"], rows=[[HOSTILE]], code=["k"])])], failure=Failure(kind="error", what=HOSTILE, where=HOSTILE),
-    )  # fmt: skip
+        1,
+        model=HOSTILE,
+        family=HOSTILE,
+        learned=[Text(words="it is {x}", values={"x": HOSTILE})],
+        findings=[Finding(component=HOSTILE, cause=HOSTILE, evidence=HOSTILE)],
+        sections=[Section(title="s", items=[Table(title="t", columns=["k"], rows=[[HOSTILE]], code=["k"])])],
+        failure=Failure(kind="error", what=HOSTILE, where=HOSTILE),
+    )
     store = Records(tmp_path / "m")
     store.write(hostile)
     text, page = handover.render(tmp_path / "m").read_text(), handover.render_html(tmp_path / "m").read_text()
@@ -126,7 +138,11 @@ def test_the_page_stands_alone(folder):
 
 
 def test_figures_are_the_same_bytes_each_time(tmp_path):
-    for drawing in (lambda: figures.decoder_pattern(["a", "b"] * 3, [0, 1]), lambda: figures.kl_by_position({"p": [1e-12, 0.0, 1e-9]}, 1e-6), lambda: figures.greedy_strip([1, 2], [1, 3], [1])):
+    for drawing in (
+        lambda: figures.decoder_pattern(["a", "b"] * 3, [0, 1]),
+        lambda: figures.kl_by_position({"p": [1e-12, 0.0, 1e-9]}, 1e-6),
+        lambda: figures.greedy_strip([1, 2], [1, 3], [1]),
+    ):
         drawing().write(tmp_path, "a")
         drawing().write(tmp_path, "b")
         assert (tmp_path / "figures/a.svg").read_bytes() == (tmp_path / "figures/b.svg").read_bytes()

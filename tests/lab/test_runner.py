@@ -8,13 +8,13 @@ import threading
 import time
 
 import pytest
-from tests.lab import notebooks
 
 from labkit.errors import BusyError, InputError
 from labkit.hf import open_source
 from labkit.lab import handover, runner
 from labkit.lab.places import ModelLock
 from labkit.lab.records import Records, Status
+from tests.lab import notebooks
 
 NAMES = {1: "discover", 2: "layers", 3: "convert", 4: "verify"}
 
@@ -91,7 +91,8 @@ def test_a_cell_over_its_limit_and_a_run_over_its_limit_are_ended(lab):
 
 def test_processes_that_a_killed_kernel_started_end_with_it(lab, tmp_path):
     folder, _, run = lab
-    work = f"import subprocess, signal; p = subprocess.Popen(['sleep', '300']); open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); os.kill(os.getpid(), signal.SIGKILL)"
+    work = "import subprocess, signal\np = subprocess.Popen(['sleep', '300'])\n"
+    work += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\nos.kill(os.getpid(), signal.SIGKILL)"
     notebooks.write(folder, 1, "discover", work=work)
     assert run().exit_code == 3
     pid = int((tmp_path / "pid").read_text())
@@ -138,7 +139,8 @@ def test_a_run_that_was_killed_itself_is_told_by_the_next(lab):
 
 def test_a_busy_model_names_the_process(lab, tmp_path):
     _, store, run = lab
-    code = f"import time; from labkit.lab.places import ModelLock; lock = ModelLock({str(tmp_path / 'h')!r}, 'tiny-qwen3').acquire(); print('held', flush=True); time.sleep(60)"
+    code = "import time; from labkit.lab.places import ModelLock\n"
+    code += f"lock = ModelLock({str(tmp_path / 'h')!r}, 'tiny-qwen3').acquire(); print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     try:
         assert holder.stdout.readline().strip() == "held"

@@ -48,7 +48,17 @@ def test_outside_text_is_escaped_in_html():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1.0e-9, "1e-9"), (2.34e-15, "2.34e-15"), (0.0, "0"), (0.125, "0.125"), (49152, "49,152"), (True, "yes"), (None, "–"), (100000.0, "100,000"), (1.5e10 + 0.5, "1.5e10")],
+    [
+        (1.0e-9, "1e-9"),
+        (2.34e-15, "2.34e-15"),
+        (0.0, "0"),
+        (0.125, "0.125"),
+        (49152, "49,152"),
+        (True, "yes"),
+        (None, "–"),
+        (100000.0, "100,000"),
+        (1.5e10 + 0.5, "1.5e10"),
+    ],
 )
 def test_numbers_read_well(value, shown):
     assert number(value) == shown

@@ -40,7 +40,7 @@ class Verify(Phase):
     def __init__(
         self, model: str, revision: str = "", trust_remote_code: bool = False, longest: int = 256, greedy_tokens: int = 16, golden: str = "", keep: bool = False
     ):
-        """longest: tokens of the longest prompt, 200 or more. greedy_tokens: decoded from each prompt. golden: a .jsonl made elsewhere. keep: scratch stays on failure."""
+        """longest: tokens of the longest prompt, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl made elsewhere. keep: scratch stays on failure."""
         super().__init__(model, revision, trust_remote_code, longest=longest, greedy_tokens=greedy_tokens, golden=golden, keep=keep)
         self.lengths, self.greedy_tokens, self.golden, self.keep = (6, 64, longest), greedy_tokens, golden, keep
         self.exact: dict[str, dict] = {}
@@ -91,7 +91,10 @@ class Verify(Phase):
     def exact_full(self) -> Section:
         """float64 on both sides, on the full model when it has under a billion parameters."""
         if self.source.tensors.size >= EXACT_PARAMETERS:
-            words = f"The model has {self.source.tensors.size:,} parameters; in float64 both sides run up to {EXACT_PARAMETERS:,}. The subset's exact verdict and the float32 verdict stand for it."
+            words = (
+                f"The model has {self.source.tensors.size:,} parameters; in float64 both sides run up to {EXACT_PARAMETERS:,}. "
+                "The subset's exact verdict and the float32 verdict stand for it."
+            )
             return Section(title="Exact, full model", items=[Text(words=words)])
         return self._exact("full")
 
@@ -352,7 +355,10 @@ class Verify(Phase):
             if on == list(self.exact)[-1]:
                 loose = [name for name, limit in LOOSE.items() if control["max_kl"] <= limit]
                 if loose:
-                    self.pitfall(f"A port with {control['change']} has a KL of {control['max_kl']:.1e} nats on {control['length']} tokens, which {' and '.join(loose)} would pass; in float64 it is {control['rel_error']:.1e} away, and the right port {result['max_rel_error']:.1e}.")  # fmt: skip
+                    self.pitfall(
+                        f"A port with {control['change']} has a KL of {control['max_kl']:.1e} nats on {control['length']} tokens, which {' and '.join(loose)} would "
+                        f"pass; in float64 it is {control['rel_error']:.1e} away, and the right port {result['max_rel_error']:.1e}."
+                    )
         columns = ["on", "what is wrong", "right port", "wrong port", "wrong port's max KL", *(f"KL, {name}" for name in LOOSE)]
         note = "Right and wrong port: largest relative error, float64. The limit of the exact verdict is 1e-9."
         return Section(title="The control that must fail", items=[Table(title="Control", columns=columns, rows=rows, note=note)])
