@@ -40,7 +40,7 @@ class Verify(Phase):
     def __init__(
         self, model: str, revision: str = "", trust_remote_code: bool = False, longest: int = 256, greedy_tokens: int = 16, golden: str = "", keep: bool = False
     ):
-        """longest: tokens of the longest prompt, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl made elsewhere. keep: scratch stays on failure."""
+        """longest: tokens of the longest prompt, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl from elsewhere. keep: scratch on failure."""
         super().__init__(model, revision, trust_remote_code, longest=longest, greedy_tokens=greedy_tokens, golden=golden, keep=keep)
         self.lengths, self.greedy_tokens, self.golden, self.keep = (6, 64, longest), greedy_tokens, golden, keep
         self.exact: dict[str, dict] = {}
@@ -356,8 +356,8 @@ class Verify(Phase):
                 loose = [name for name, limit in LOOSE.items() if control["max_kl"] <= limit]
                 if loose:
                     self.pitfall(
-                        f"A port with {control['change']} has a KL of {control['max_kl']:.1e} nats on {control['length']} tokens, which {' and '.join(loose)} would "
-                        f"pass; in float64 it is {control['rel_error']:.1e} away, and the right port {result['max_rel_error']:.1e}."
+                        f"A port with {control['change']} has a KL of {control['max_kl']:.1e} nats on {control['length']} tokens, which {' and '.join(loose)} "
+                        f"would pass; in float64 it is {control['rel_error']:.1e} away, and the right port {result['max_rel_error']:.1e}."
                     )
         columns = ["on", "what is wrong", "right port", "wrong port", "wrong port's max KL", *(f"KL, {name}" for name in LOOSE)]
         note = "Right and wrong port: largest relative error, float64. The limit of the exact verdict is 1e-9."
