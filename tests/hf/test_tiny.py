@@ -183,4 +183,4 @@ def test_nearly_every_decoder_type_has_a_tiny_checkpoint(tmp_path):
             open_source(f"tiny:{family}", scratch=tmp_path)
         except InputError as error:
             failed.append((family, error.what))
-    assert len(failed) <= 45, failed
+    assert len(failed) <= 35, failed

@@ -149,5 +149,8 @@ def _build(model: str, model_type: str, overrides: dict, seed: int, out: Path) -
             network.save_pretrained(temporary)
         (temporary / "generation_config.json").unlink(missing_ok=True)
         os.replace(temporary, out)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise InputError(f"The reference cannot save this model: {reason}", model, "Change the overrides, or choose another type") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -85,6 +85,7 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
     optional: keys that the reference reads although the class does not declare them.
     """
     base = tiny_values(defaults)
+    shown = {"layer_types": base.pop("layer_types")} if "layer_types" in base else {}
     heads = base.get("num_attention_heads")
     head_sizes: list[dict] = [{"head_dim": HEAD_DIM}] if "head_dim" in optional or "head_dim" in base else [{}]
     if "head_dim" not in base:
@@ -98,8 +99,9 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
     experts: list[dict] = [{}] + ([{"num_experts_per_tok": 1}] if "num_experts_per_tok" in base else [])
     layers = defaults.get("num_hidden_layers")
     lists = {key: value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
-    for expert, cut, key_value, head_size in itertools.product(experts, [{}, lists] if lists else [{}], key_values, head_sizes):
-        yield {**base, **cut, **key_value, **head_size, **expert}
+    stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
+    for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
+        yield {**base, **stack, **key_value, **head_size, **expert}
 
 
 def tiny_values(defaults: dict) -> dict:
