@@ -84,12 +84,12 @@ def forward(model, tokens, *, segment_ids=None) -> np.ndarray:
 def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: int = 3) -> dict[str, float]:
     """Relative errors of decoding with the cache against the full forward of tokens [batch, length], by way of feeding.
 
-    "steps": one prefill of `prefill` tokens (half by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces, then single
+    "steps": one prefill of `prefill` tokens (all but six by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces, then single
     tokens. "padded": the first row shifted right by `padding` masked tokens, full forward; "padded steps": the same through the cache.
     """
     tokens = np.asarray(tokens)
     batch, length = tokens.shape
-    prefill = (prefill or length // 2) // 2 * 2
+    prefill = (prefill or max(2, length - 6)) // 2 * 2
     if length < 4 or not 2 <= prefill < length:
         raise InputError(f"cached decoding is checked on at least 4 tokens, of which 2 or more are prefilled: length {length}, prefill {prefill}")
     segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + 5
