@@ -14,7 +14,8 @@ from labkit.lab.show import Gate
 store = Records(handovers_dir() / "tiny-qwen3")
 parameters = dict(model=model, revision=revision, trust_remote_code=trust_remote_code, speed=speed)
 record = Record(model=model, slug="tiny-qwen3", family="qwen3", slice="refined", phase={number}, name="{name}", run="",
-                source_fingerprint=os.environ["FINGERPRINT"], inputs_fingerprint=inputs_fingerprint(phase_class({number}), os.environ["FINGERPRINT"], parameters),
+                source_fingerprint=os.environ["FINGERPRINT"],
+                inputs_fingerprint=inputs_fingerprint(phase_class({number}), os.environ["FINGERPRINT"], parameters),
                 parameters=parameters)
 store.begin(record)
 record.cell, record.cell_name = 3, "work"

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from typing import ClassVar
 
 from papermill.clientwrap import PapermillNotebookClient
@@ -28,11 +29,14 @@ class LabEngine(NBClientEngine):
     group: ClassVar[int | None] = None
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man, kernel_name, start_timeout=60, execution_timeout=None, **kwargs):
+    def execute_managed_notebook(cls, nb_man, kernel_name, start_timeout=60, execution_timeout=None, kernel_log=os.devnull, **kwargs):
+        """kernel_log: the file that gets what the kernel writes to stderr outside of cells, such as the last words of a native crash."""
         cls.process = cls.group = None
-        transport = Config({"KernelManager": {"transport": "ipc"}})
-        client = _Client(nb_man, timeout=execution_timeout, startup_timeout=start_timeout, kernel_name=kernel_name, log=logger, config=transport)
-        return client.execute()
+        with tempfile.TemporaryDirectory(prefix="lk-") as folder, open(kernel_log, "wb") as stderr:
+            # A socket's path has at most 107 bytes; where temporary folders lie deeper, the kernel is reached over the loopback.
+            local = {"transport": "ipc", "ip": f"{folder}/k"} if len(folder) < 90 else {}
+            options = {"timeout": execution_timeout, "startup_timeout": start_timeout, "kernel_name": kernel_name, "log": logger}
+            return _Client(nb_man, config=Config({"KernelManager": local}), **options).execute(stderr=stderr)
 
     @classmethod
     def kill(cls) -> None:

@@ -77,12 +77,13 @@ def parameter_share(parts: Mapping[str, int], unit: str = "parameters") -> Drawi
     """Horizontal bars, largest first: each component's count and share. parts: component -> count."""
     parts = dict(sorted(((k, v) for k, v in parts.items() if v), key=lambda kv: -kv[1]))
     total = sum(parts.values())
-    canvas, axes = _axes(0.75 + 0.32 * len(parts), f"Where the {total / 1e6:,.1f} M {unit} are")
-    bars = axes.barh([visible(k) for k in parts], [v / 1e6 for v in parts.values()], color=BLUE, height=0.66)
-    axes.bar_label(bars, [f" {v / 1e6:,.2f} M · {v / total:.1%}" for v in parts.values()], fontsize=8.5)
+    scale, short, long = next(s for s in ((1e9, "B", "billions"), (1e6, "M", "millions"), (1e3, "k", "thousands"), (1, "", "")) if total >= s[0])
+    canvas, axes = _axes(0.75 + 0.32 * len(parts), f"Where the {total / scale:,.1f} {short} {unit} are")
+    bars = axes.barh([visible(k) for k in parts], [v / scale for v in parts.values()], color=BLUE, height=0.66)
+    axes.bar_label(bars, [f" {v / scale:,.2f} {short} · {v / total:.1%}" for v in parts.values()], fontsize=8.5)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(parts.values()) / 1e6 * 1.28)
-    axes.set_xlabel(f"{unit}, millions")
+    axes.set_xlim(0, max(parts.values()) / scale * 1.28)
+    axes.set_xlabel(f"{unit}, {long}".rstrip(", "))
     largest = next(iter(parts))
     return Drawing(
         canvas,

@@ -239,6 +239,7 @@ def _execute(number: int, parameters: dict, folder: Path, kernel_name: str, cell
             execution_timeout=cell_timeout,
             start_timeout=120,
             log_output=False,
+            kernel_log=executed.with_suffix(".log"),
             progress_bar={
                 "desc": f"{number} {PHASES[number]:<9}",
                 "disable": not progress,
@@ -282,6 +283,8 @@ def _execute(number: int, parameters: dict, folder: Path, kernel_name: str, cell
     finally:
         watchdog.cancel()
         LabEngine.kill()
+        if sys.exc_info()[0] is None and executed.with_suffix(".log").is_file() and not LabEngine.death():
+            executed.with_suffix(".log").unlink()
 
 
 def _settle(store: Records, number: int, source, before: str, failure: Failure | None, parameters: dict) -> Record:

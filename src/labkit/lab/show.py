@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 _MARKDOWN_SPECIAL = re.compile(r"[\\`*_\[\]<>#|~$&@]|://|www\.|^[+\-=](?=\s|$)|^\d+[.)](?=\s)")
 _MARKDOWN_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;", "|": "\\|"}
+_NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+(e[+-]?\d+)?( ?%)?|nan|-?inf")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -139,7 +140,9 @@ class Table(Shown):
 
     @property
     def _numeric(self) -> list[bool]:
-        return [any(isinstance(row[i], (int, float)) and not isinstance(row[i], bool) for row in self.rows) for i in range(len(self.columns))]
+        """Columns to align right: numbers, and text that reads as one."""
+        shown = [[str(row[i]) for row in self.rows if row[i] not in (None, "") and not isinstance(row[i], bool)] for i in range(len(self.columns))]
+        return [bool(column) and all(_NUMBER.fullmatch(text) for text in column) for column in shown]
 
     def html(self) -> str:
         numeric, code = self._numeric, [c in self.code for c in self.columns]

@@ -1,6 +1,7 @@
 """Phase 4: the three verdicts, on the subset and then on the full model, from the checkpoint that phase 3 wrote."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from labkit.lab.phases.matrix import by_layer
 from labkit.lab.show import Item, Section, Table, Text
 
 EXACT_PARAMETERS = 1_000_000_000
+SIDE_BY_SIDE = 300_000_000
 LOOSE = {"a limit of 1e-3": 1e-3, "a limit of 1e-4": 1e-4}
 ON = ("subset", "full")
 
@@ -46,6 +48,7 @@ class Verify(Phase):
         self.exact: dict[str, dict] = {}
         self.float32: dict[str, object] = {}
         self._loaded: dict[tuple[str, str], object] = {}
+        self._pool, self._jobs = ThreadPoolExecutor(2), {}
         self.command("the same verdicts as one JSON object", f"labkit check {quoted(model)} --json")
 
     # -- what the verdicts are taken on ----------------------------------------------------------------------------------------------------------------
@@ -102,9 +105,14 @@ class Verify(Phase):
         from labkit.parity.verdicts import exact_verdict
         from labkit.parity.worker import run_job
 
-        job = {"kind": "exact", "source": str(self.directory(on)), "lengths": list(self.lengths)}
         with self.progress(f"exact, {on}") as progress:
-            result = self.exact[on] = run_job(job, progress=progress)
+            if on not in self._jobs:
+                # Each job is a process of its own; where both models fit in memory together they run side by side, one core each.
+                both = ON if self.source.tensors.size < SIDE_BY_SIDE else (on,)
+                for name in both:
+                    job = {"kind": "exact", "source": str(self.directory(name)), "lengths": list(self.lengths)}
+                    self._jobs[name] = self._pool.submit(run_job, job, progress=progress)
+            result = self.exact[on] = self._jobs[on].result()
         verdict = exact_verdict(result)
         places = len(result["table"]["free_errors"])
         self.verdict(
