@@ -54,9 +54,17 @@ def run(model, phases, parameters, force, keep, kernel, cell_timeout, timeout, h
     given |= {"keep": "true"} if keep else {}
     runner.exit_on_signal()
     outcome = runner.run(
-        model, phases=numbers, parameters=given, handovers=handovers, force=force, kernel=kernel, cell_timeout=cell_timeout, timeout=timeout,
-        progress=not quiet and sys.stderr.isatty(), say=click.echo,
-    )  # fmt: skip
+        model,
+        phases=numbers,
+        parameters=given,
+        handovers=handovers,
+        force=force,
+        kernel=kernel,
+        cell_timeout=cell_timeout,
+        timeout=timeout,
+        progress=not quiet and sys.stderr.isatty(),
+        say=click.echo,
+    )
     for record in outcome.records.values():
         for verdict in record.verdicts:
             from labkit.lab.show import number
@@ -107,7 +115,9 @@ def inspect(model, as_json, revision, trust_remote_code) -> None:
 @cli.command(epilog=MODEL_HELP)
 @click.argument("model")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--dtype", default=None, type=click.Choice(["float32", "bfloat16", "float16", "float64"]), help="Store parameters in this type (default: as on disk).")
+@click.option(
+    "--dtype", default=None, type=click.Choice(["float32", "bfloat16", "float16", "float64"]), help="Store parameters in this type (default: as on disk)."
+)
 @click.option("--no-scan", is_flag=True, help="One entry per layer instead of stacked layers.")
 @click.option("--force", is_flag=True, help="Replace a checkpoint of the same source at OUT.")
 @revision
