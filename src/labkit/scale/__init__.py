@@ -1,0 +1,1 @@
+"""Meshes, and models on them."""

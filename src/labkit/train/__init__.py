@@ -1,0 +1,1 @@
+"""Training: the adapter between a slice's loss and an optimiser."""
