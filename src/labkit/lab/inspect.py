@@ -11,12 +11,11 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     from labkit.models import get_family, read_config
 
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
-    config, reading, found = None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
+    family, config, reading, found = None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
     try:
         family = get_family(source.config.model_type)
         config, reading = read_config(family, source.config.effective, source.config.defaults)
     except (BlockedError, InputError) as wall:
-        family = None
         found.append(wall.as_dict())
     try:
         pattern = decoder_pattern(source)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -59,8 +60,16 @@ def register_folder(folder: Path, source: str = "translated") -> None:
     register_family(folder.name, load, source)
 
 
+def _register_from_environment() -> None:
+    """Folders named in $LABKIT_SLICES: so kernels and workers, which are processes of their own, know them too."""
+    for folder in filter(None, os.environ.get("LABKIT_SLICES", "").split(os.pathsep)):
+        if (Path(folder) / "__init__.py").is_file() and Path(folder).name not in _registered:
+            register_folder(Path(folder))
+
+
 def get_family(model_type: str) -> Family:
-    """The slice of a model type: refined, or registered. Raises BlockedError when the garden has none."""
+    """The slice of a model type: refined, or registered (by a call, or by $LABKIT_SLICES). Raises BlockedError when the garden has none."""
+    _register_from_environment()
     if model_type in refined_families():
         return importlib.import_module(f"labkit.models.{model_type}").FAMILY
     if model_type in _registered:
