@@ -60,6 +60,11 @@ class Handover:
         return [v for record in self.records.values() for v in record.verdicts]
 
     @property
+    def verdict_groups(self) -> list[list[Verdict]]:
+        """Verdicts of one name together, in order."""
+        return [[v for v in self.verdicts if v.name == name] for name in dict.fromkeys(v.name for v in self.verdicts)]
+
+    @property
     def gates(self) -> list[Gate]:
         return [g for record in self.records.values() for g in record.gates]
 

@@ -194,5 +194,5 @@ class Convert(Phase):
     def timeline(self) -> Section:
         """How long each step took."""
         nbytes = self.source.tensors.nbytes / 1e6
-        drawing = figures.durations(self.seconds, f"Round trip of {nbytes:,.0f} MB", "Conversion and export stream; the comparison reads both sides whole.")
+        drawing = figures.durations(self.seconds, f"Round trip of {nbytes:,.1f} MB", "Conversion and export stream; the comparison reads both sides whole.")
         return Section(title="Timeline", items=[self.figure(drawing, "round_trip")])

@@ -1,5 +1,7 @@
 """Phase 1: what the model is, from its config and headers; the smallest representative subset; what stands in the way."""
 
+import itertools
+import json
 from pathlib import Path
 
 from labkit.errors import BlockedError, InputError
@@ -221,14 +223,14 @@ class Discover(Phase):
             ["MiB", f"{small.tensors.nbytes / 2**20:,.1f}"],
             ["directory", str(path)],
         ]
-        self.learned(f"The smallest representative subset is the first {size} of {total} layers.")
+        self.learned(f"The smallest representative subset is the first {f'{size} layers' if size > 1 else 'layer'} of {total}.")
         if size == total:
             self.pitfall("The subset is the whole model: no smaller run of layers shows every kind.")
         return Section(
             title="Subset",
             items=[
                 Table(
-                    title="Subset",
+                    title="What was cut",
                     columns=["", "value"],
                     rows=rows,
                     note="An ordinary safetensors directory. Its text is gibberish; both sides must produce the same gibberish.",
@@ -257,11 +259,14 @@ def subset_again(phase: Phase) -> Path:
     return subset_of(phase, int(phase.records.read(1).outputs["subset"].rsplit("-", 1)[1]))
 
 
-def _text(value) -> object:
-    """A config value for a table: scalars as they are, the rest as short JSON."""
-    import json
-
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return "null" if value is None else value
+def _text(value) -> str:
+    """A config value as config.json spells it; a long list by its runs of equal entries, other long values cut."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) > 6:
+        runs = [(json.dumps(entry, default=str), len(list(group))) for entry, group in itertools.groupby(value)]
+        if len(runs) < len(value) or len(runs) > 12:
+            shown = ", ".join(f"{count} × {entry}" if count > 1 else entry for entry, count in runs[:8])
+            return f"[{shown}{', …' if len(runs) > 8 else ''}] ({len(value)} entries)"
     text = json.dumps(value, default=str)
     return text if len(text) <= 160 else text[:157] + "…"

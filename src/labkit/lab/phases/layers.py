@@ -72,7 +72,7 @@ class Layers(Phase):
                 f"the control is rejected, {on}",
                 not control["passed"],
                 worst,
-                self.limit,
+                f"> {number(self.limit)}",
                 f"a port with {control['change']} must exceed the limit; red: {', '.join(control['red'])}",
             )
         return Section(

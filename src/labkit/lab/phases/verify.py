@@ -11,7 +11,7 @@ from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.phases.discover import subset_again
 from labkit.lab.phases.matrix import by_layer
-from labkit.lab.show import Item, Section, Table, Text
+from labkit.lab.show import Item, Section, Table, Text, number
 
 EXACT_PARAMETERS = 1_000_000_000
 SIDE_BY_SIDE = 300_000_000
@@ -287,7 +287,7 @@ class Verify(Phase):
             ratio,
             BFLOAT16_RATIO_LIMIT,
             "our mean KL as a multiple of the reference's own bfloat16",
-            f"{details['positions']} positions, ours {verdict.value:.2e} nats",
+            f"{details['positions']} positions, ours {number(verdict.value)} nats",
         )
         if on == "full" or "bfloat16" not in self.record.outcome:
             self.record.outcome["bfloat16"] = {
@@ -347,7 +347,7 @@ class Verify(Phase):
                 f"the control is rejected, {on}",
                 not control["passed"],
                 control["rel_error"],
-                result["limit"],
+                f"> {number(result['limit'])}",
                 f"a port with {control['change']} and everything else right must exceed the limit",
             )
             rows.append(
