@@ -2,9 +2,8 @@
 
 import shutil
 
-from tests.test_cli import command
-
 from labkit.models import get_family
+from tests.test_cli import command
 
 
 def test_a_folder_in_the_environment_is_a_family_for_every_process(tmp_path, monkeypatch):

@@ -22,6 +22,10 @@ class Discover(Phase):
         """subset_layers: how many leading layers the subset keeps; 0 chooses the fewest that show every kind of layer."""
         super().__init__(model, revision, trust_remote_code, subset_layers=subset_layers)
         self.subset_layers = subset_layers
+        self.command(
+            "facts, and the subset as a safetensors directory",
+            f"labkit run {quoted(model)} --phases 1" + (f" -p subset_layers {subset_layers}" if subset_layers else ""),
+        )
         self.command("facts from headers alone", f"labkit inspect {quoted(model)}")
 
     @cell

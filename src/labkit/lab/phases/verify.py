@@ -205,7 +205,7 @@ class Verify(Phase):
                 "max_kl": verdict.value,
                 "greedy": {"tokens": greedy["tokens"], "matched": greedy["matched"], "ties": len(greedy["ties"])},
             }
-        rows = [[p["length"], p["max"], p["mean"], p["top_1"], p["max_difference"], p["noise"]] for p in verdict.details["prompts"]]
+        rows = [[p["length"], p["max"], p["mean"], f"{p['top_1']:.1%}", p["max_difference"], p["noise"]] for p in verdict.details["prompts"]]
         series = {f"{len(tokens)} tokens": verdict.details["arrays"][f"kl/{i}"] for i, (_, tokens) in enumerate(prompts)}
         drawing = figures.kl_by_position(series, verdict.limit, LOOSE, f"KL per position, float32, {on} model")
         columns = ["tokens", "max KL, nats", "mean KL, nats", "first choice agrees", "largest logit difference", "noise"]
@@ -298,7 +298,7 @@ class Verify(Phase):
                 "positions": details["positions"],
             }
         sides = {"ours": details["ours"], "the reference's own": details["reference"]}
-        rows = [[side, s["mean"], s["median"], s["p99"], s["max"], s["top_1"]] for side, s in sides.items()]
+        rows = [[side, s["mean"], s["median"], s["p99"], s["max"], f"{s['top_1']:.1%}"] for side, s in sides.items()]
         columns = ["bfloat16 against float32", "mean KL, nats", "median", "99th percentile", "max", "first choice agrees"]
         note = "No fixed limit can gate bfloat16: the reference itself is this far from its float32."
         return Section(
