@@ -1,4 +1,4 @@
-"""`labkit inspect`: facts and walls from config and headers; nothing is written."""
+"""`labkit inspect`: facts, delta list and walls from config, headers and the reference's source; nothing is written."""
 
 from labkit.errors import BlockedError, InputError
 from labkit.lab.show import Section, Table, Text
@@ -8,7 +8,9 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     """The object of `inspect --json`, and the same as text under `plain`. Raises InputError for a source that cannot be opened."""
     from labkit.hf import open_source
     from labkit.hf.facts import config_table, decoder_pattern, parameters_by_component, walls
+    from labkit.lab.deltas import delta_table, summary
     from labkit.models import get_family, read_config
+    from labkit.port import delta_list
 
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
     family, config, reading, found = None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
@@ -24,6 +26,10 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         found.append(error.as_dict())
     parts = parameters_by_component(source)
     rows = config_table(source, reading)
+    try:
+        delta = delta_list(source)
+    except InputError:
+        delta = None
     result = {
         "model": source.name,
         "family": source.config.model_type,
@@ -40,6 +46,7 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         "plan": None if config is None else config.plan.describe(),
         "subset_layers": None if config is None else config.plan.representative(),
         "parameters": {p.component: {"tensors": p.tensors, "parameters": p.parameters, "bytes": p.bytes, "dtypes": list(p.dtypes)} for p in parts},
+        "delta": None if delta is None else delta.as_dict(),
         "walls": found,
         "notes": list(source.notes),
         "error": None,
@@ -57,6 +64,8 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         ),
         Text(words="Decoder: {pattern}. Layer plan: {plan}.", values={"pattern": str(pattern or "unknown"), "plan": result["plan"] or "none"}),
     ]
+    if delta is not None:
+        items += [Text(words="Donor: {donor}. " + summary(delta), values={"donor": delta.donor}), *([delta_table(delta)] if delta.rows else [])]
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
     result["plain"] = Section(
         title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items

@@ -84,6 +84,8 @@ def _config_answer(row: Delta, prefix: str, file: Path) -> tuple[str, str]:
             return f"{_place(where)}:{part.lineno}", ""
         if isinstance(part, ast.Constant) and part.value == key:
             return f"{_place(where)}:{part.lineno}", ""
+    if row.role == "config.json":
+        return "", "N/A: the slice does not name the key; the config table says whether it is refused"
     return "", f"the slice's config does not name {key}"
 
 

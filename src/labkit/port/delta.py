@@ -11,7 +11,7 @@ from labkit.port.answers import answer
 from labkit.port.compare import Delta, compare, compare_config_methods
 from labkit.port.components import COMPONENTS
 from labkit.port.config_delta import checkpoint_rows, config_rows
-from labkit.port.donor import statements_of, nearest, similarity
+from labkit.port.donor import nearest, similarity, statements_of
 from labkit.port.source_tree import SourceTree, short, source_tree
 
 
@@ -93,9 +93,8 @@ def delta_of(family: SourceTree, donor: SourceTree, share: float, *, slice_file:
     rows = [Row(d, *(answer(d, family.model_type, family.prefix, slice_file) if slice_file else ("", "the garden has no slice"))) for d in found]
     rows.sort(key=lambda row: COMPONENTS.index(row.delta.component))
     files = [f for tree in (family, donor) for f in (tree.file, tree.config_file) if f is not None]
-    return DeltaList(
-        family.model_type, donor.model_type, share, tuple(rows), tuple(dict.fromkeys(short(f) for f in files)), family.outside, _version(), slice_file is not None
-    )  # fmt: skip
+    names = tuple(dict.fromkeys(short(f) for f in files))
+    return DeltaList(family.model_type, donor.model_type, share, tuple(rows), names, family.outside, _version(), slice_file is not None)
 
 
 def _compared(family: SourceTree, donor: SourceTree) -> list[Delta]:

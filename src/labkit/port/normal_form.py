@@ -29,7 +29,8 @@ _METHODS |= {"get_output_embeddings", "set_output_embeddings", "create_masks_for
 _KEPT = {"head_dim"}  # copied by some families, computed by others: read through, it would differ wherever it is used
 _RESULTS = {"last_hidden_state", "logits"}
 _PLAIN_BASES = {"GradientCheckpointingLayer", "GenerationMixin", "nn.Module", "PreTrainedModel", "Module"}
-_DROPOUT = re.compile(r"drop_?(out|path)?", re.IGNORECASE)
+_SYNONYMS = {"past_key_values": "cache", "past_key_value": "cache", "layer_past": "cache"}
+_DROPOUT = re.compile(r"dropout|drop_path|_p?drop$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,11 @@ def config_methods(tree: SourceTree) -> dict[str, list[Statement]]:
     if tree.config_class is None:
         return {}
     simple = _Simplify(tree.prefix, {})
-    kept = [m for m in tree.config_class.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("validate") and m.name not in ("to_dict", "__init__")]
+    kept = [
+        m
+        for m in tree.config_class.body
+        if isinstance(m, ast.FunctionDef) and not m.name.startswith(("validate", "convert_rope")) and m.name not in ("to_dict", "__init__")
+    ]
     found = {m.name: [s for s in _body(m, simple, tree.config_file) if "super()" not in s.text] for m in kept}
     return {name: statements for name, statements in found.items() if statements}
 
@@ -176,7 +181,7 @@ class _Simplify(ast.NodeTransformer):
         return found
 
     def visit_Name(self, node):
-        node.id = role_of(node.id, self.prefix)
+        node.id = _SYNONYMS.get(node.id, role_of(node.id, self.prefix))
         return node
 
     def visit_Constant(self, node):
@@ -197,7 +202,7 @@ class _Simplify(ast.NodeTransformer):
         self.generic_visit(node)
         name = ast.unparse(node.func)
         last = name.rsplit(".", 1)[-1]
-        if _DROPOUT.fullmatch(re.sub(r"^(attn|attention|resid|hidden|embd|embedding|ffn|activation)_", "", last)) and node.args:
+        if (last.endswith(("dropout", "_drop")) or last in ("drop", "drop_path", "dropout1d", "Dropout")) and node.args and not name.startswith("nn.Dropout"):
             return node.args[0]
         if last == "contiguous" and isinstance(node.func, ast.Attribute):
             return node.func.value
@@ -208,6 +213,8 @@ class _Simplify(ast.NodeTransformer):
         if last.endswith(("OutputWithPast", "Output", "OutputWithPastAndCrossAttentions", "Outputs")) or "OutputWith" in last:
             node.func = ast.copy_location(ast.Name("Output", ast.Load()), node.func)
             kept = [k for k in kept if k.arg in _RESULTS]
+        for keyword in kept:
+            keyword.arg = _SYNONYMS.get(keyword.arg, keyword.arg)
         same = [k for k in kept if isinstance(k.value, ast.Name) and k.value.id == k.arg]
         node.args += [k.value for k in sorted(same, key=lambda k: k.arg)]
         node.keywords = sorted((k for k in kept if k not in same), key=lambda k: k.arg or "")

@@ -15,8 +15,9 @@ class Discover(Phase):
     """Reads config, headers and tokenizer; writes the subset."""
 
     number, name, title = 1, "discover", "what the model is, before any weight is trusted"
-    cells = ("config_table", "decoder_pattern", "parameters_by_component", "tokenizer", "walls", "subset")
-    floors = ("hf", "models", "layers", "converters")
+    cells = ("config_table", "decoder_pattern", "parameters_by_component", "tokenizer", "delta", "walls", "subset")
+    helpers = ("../deltas.py",)
+    floors = ("hf", "models", "layers", "converters", "port")
 
     def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False, subset_layers: int = 0):
         """subset_layers: how many leading layers the subset keeps; 0 chooses the fewest that show every kind of layer."""
@@ -185,6 +186,31 @@ class Discover(Phase):
             title="Tokenizer",
             items=[Table(title="Tokenizer", columns=["", "value"], rows=rows), *(Text(words="Finding: {f}.", values={"f": f}) for f in facts.findings)],
         )
+
+    @cell
+    def delta(self) -> Section:
+        """Every place where the reference differs from that of the nearest slice, with lines, and what in our slice answers to it."""
+        from labkit.lab.deltas import delta_table, summary
+        from labkit.port import delta_list
+
+        try:
+            found = delta_list(self.source)
+        except InputError as error:
+            return Section(title="Delta list", items=[Text(words="None: {what}.", values={"what": error.what})])
+        self.learned("The nearest slice is {donor}: " + summary(found), donor=found.donor)
+        items = [Text(words="The donor is {donor}, the slice whose reference shares most statements. " + summary(found), values={"donor": found.donor})]
+        if found.rows:
+            items.append(delta_table(found))
+        if found.has_slice:
+            reasons = "; ".join(f"{row.delta.place}: {row.ours_reason}" for row in found.unanswered)[:400]
+            self.gate(
+                "every difference from the donor has its place in the slice",
+                not found.unanswered,
+                len(found.unanswered),
+                0,
+                reasons or "rows of the delta list without a class, config key or reason of ours; whether that code is right, phases 2 and 4 say",
+            )
+        return Section(title="Delta list", items=items)
 
     @cell
     def walls(self) -> Section:
