@@ -97,12 +97,15 @@ def without(name):
     return lambda tensors: {n: t for n, t in tensors.items() if n != name}
 
 
-@pytest.mark.parametrize("change, words", [
-    (without("model.layers.1.mlp.up_proj.weight"), "lacks: model.layers.1.mlp.up_proj.weight"),
-    (without("lm_head.weight"), "lacks: lm_head.weight"),
-    (lambda tensors: tensors | {"model.layers.1.self_attn.extra.weight": torch.ones(2)}, "does not use: model.layers.1.self_attn.extra.weight"),
-    (lambda tensors: tensors | {"model.norm.weight": torch.ones(3)}, "another shape than the reference's: model.norm.weight"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (without("model.layers.1.mlp.up_proj.weight"), "lacks: model.layers.1.mlp.up_proj.weight"),
+        (without("lm_head.weight"), "lacks: lm_head.weight"),
+        (lambda tensors: tensors | {"model.layers.1.self_attn.extra.weight": torch.ones(2)}, "does not use: model.layers.1.self_attn.extra.weight"),
+        (lambda tensors: tensors | {"model.norm.weight": torch.ones(3)}, "another shape than the reference's: model.norm.weight"),
+    ],
+)
 def test_a_false_oracle_is_refused(llama, tmp_path, change, words):
     with pytest.raises(InputError, match=words.replace(".", r"\.")):
         Reference.load(changed(llama, tmp_path / "m", change), "float32")

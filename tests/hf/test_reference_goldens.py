@@ -37,24 +37,27 @@ def test_a_golden_made_elsewhere_is_accepted(tmp_path):
     assert first.positions.tolist() == [0, 1] and first.greedy is None
 
 
-@pytest.mark.parametrize("text, words", [
-    ("", "no goldens"),
-    ("{", "not valid JSON"),
-    ("[1]", "lacks tokens or logits"),
-    ('{"tokens": [1]}', "lacks tokens or logits"),
-    (line(logits=[[0, 1, 2]]), "not [2, vocab]"),
-    (line(logits=[[0, 1], [1]]), "ragged"),
-    (line(logits=[["a"], ["b"]]), "not numbers"),
-    (line(logits=[[0, float("nan"), 1], [1, 2, 3]]), "not finite"),
-    (line(logits=[[0, float("inf"), 1], [1, 2, 3]]), "not finite"),
-    (line(tokens=[1.5, 2]), "whole numbers"),
-    (line(tokens=[1, 9]), "outside its vocabulary"),
-    (line(positions=[0, 2]), "0..1"),
-    (line(greedy=[1, 2]), "does not continue"),
-    (line(greedy=[2, 2, 1]), "does not continue"),
-    (line(logits={"dtype": "float32", "shape": [2, 3], "base64": "AAAA"}), "do not fit their shape"),
-    (line(logits={"dtype": "bfloat16", "shape": [2, 3], "base64": "AAAA"}), "not float32"),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "no goldens"),
+        ("{", "not valid JSON"),
+        ("[1]", "lacks tokens or logits"),
+        ('{"tokens": [1]}', "lacks tokens or logits"),
+        (line(logits=[[0, 1, 2]]), "not [2, vocab]"),
+        (line(logits=[[0, 1], [1]]), "ragged"),
+        (line(logits=[["a"], ["b"]]), "not numbers"),
+        (line(logits=[[0, float("nan"), 1], [1, 2, 3]]), "not finite"),
+        (line(logits=[[0, float("inf"), 1], [1, 2, 3]]), "not finite"),
+        (line(tokens=[1.5, 2]), "whole numbers"),
+        (line(tokens=[1, 9]), "outside its vocabulary"),
+        (line(positions=[0, 2]), "0..1"),
+        (line(greedy=[1, 2]), "does not continue"),
+        (line(greedy=[2, 2, 1]), "does not continue"),
+        (line(logits={"dtype": "float32", "shape": [2, 3], "base64": "AAAA"}), "do not fit their shape"),
+        (line(logits={"dtype": "bfloat16", "shape": [2, 3], "base64": "AAAA"}), "not float32"),
+    ],
+)
 def test_what_is_no_golden_is_refused_with_its_line(tmp_path, text, words):
     (tmp_path / "g.jsonl").write_text(text)
     with pytest.raises(InputError) as caught:

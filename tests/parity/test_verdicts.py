@@ -42,14 +42,17 @@ def test_exact_passes_and_its_control_fails(exact_result):
     json.dumps(verdict.as_dict())
 
 
-@pytest.mark.parametrize("change", [
-    {"max_rel_error": 1.1e-9},
-    {"max_rel_error": float("nan")},
-    {"max_rel_error": float("inf")},
-    {"passed": False},
-    {"control": {"passed": True}},
-    {"table": {"passed": False, "missing": ["norm"]}},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_rel_error": 1.1e-9},
+        {"max_rel_error": float("nan")},
+        {"max_rel_error": float("inf")},
+        {"passed": False},
+        {"control": {"passed": True}},
+        {"table": {"passed": False, "missing": ["norm"]}},
+    ],
+)
 def test_exact_fails_on_any_of_its_parts(exact_result, change):
     assert not exact_verdict(exact_result | change).passed
 

@@ -3,6 +3,7 @@
 Reference code lifts parts of its computation to float32 (norms, softmax, rope tables) whatever the model's dtype is. In a float64 model these lifts are
 drops. Inside `exact_mode()` every `torch.float32` argument of a torch function and every `.float()` means float64 instead, and float64 is the default dtype.
 """
+
 from contextlib import contextmanager
 
 

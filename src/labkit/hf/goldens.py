@@ -3,6 +3,7 @@
 A line holds `prompt`, `tokens` and `logits`: plain lists [length][vocab], as other tools write them, or, in our own files, an object with the float32 bytes in
 base64 and their shape; `positions` then names the rows kept (all when absent). Optional: `greedy`, `dtype`, `versions`, `fingerprint`, `model`.
 """
+
 import base64
 import json
 import os
@@ -34,7 +35,9 @@ class Golden:
     versions: dict = field(default_factory=dict)
 
 
-def make_goldens(reference, prompts: Sequence[tuple[str, np.ndarray]], *, steps: int = 16, keep: int | None = 16, fingerprint: str = "", model: str = "") -> list[Golden]:
+def make_goldens(
+    reference, prompts: Sequence[tuple[str, np.ndarray]], *, steps: int = 16, keep: int | None = 16, fingerprint: str = "", model: str = ""
+) -> list[Golden]:
     """Goldens of `reference` for (text, tokens [length]) pairs. keep: at most so many evenly spaced positions per prompt, the last included; None keeps all."""
     import torch
     import transformers
@@ -46,8 +49,19 @@ def make_goldens(reference, prompts: Sequence[tuple[str, np.ndarray]], *, steps:
         positions = np.unique(np.linspace(0, len(tokens) - 1, count).round().astype(np.int64))
         logits = reference.logits(tokens[None])[0][positions].astype(np.float32)
         greedy = reference.greedy(tokens[None], steps)[0] if steps else None
-        goldens.append(Golden(text, tokens, logits, positions, greedy, reference.dtype, fingerprint, model,
-                              {"torch": torch.__version__, "transformers": transformers.__version__}))
+        goldens.append(
+            Golden(
+                text,
+                tokens,
+                logits,
+                positions,
+                greedy,
+                reference.dtype,
+                fingerprint,
+                model,
+                {"torch": torch.__version__, "transformers": transformers.__version__},
+            )
+        )
     return goldens
 
 
@@ -59,9 +73,16 @@ def write_goldens(path, goldens: Iterable[Golden]) -> Path:
         with open(temporary, "w", encoding="utf-8") as file:
             for golden in goldens:
                 logits = np.ascontiguousarray(golden.logits, "<f4")
-                line = {"prompt": golden.prompt, "tokens": golden.tokens.tolist(), "positions": golden.positions.tolist(),
-                        "logits": {"dtype": "float32", "shape": list(logits.shape), "base64": base64.b64encode(logits.tobytes()).decode()},
-                        "dtype": golden.dtype, "fingerprint": golden.fingerprint, "model": golden.model, "versions": golden.versions}
+                line = {
+                    "prompt": golden.prompt,
+                    "tokens": golden.tokens.tolist(),
+                    "positions": golden.positions.tolist(),
+                    "logits": {"dtype": "float32", "shape": list(logits.shape), "base64": base64.b64encode(logits.tobytes()).decode()},
+                    "dtype": golden.dtype,
+                    "fingerprint": golden.fingerprint,
+                    "model": golden.model,
+                    "versions": golden.versions,
+                }
                 if golden.greedy is not None:
                     line["greedy"] = golden.greedy.tolist()
                 file.write(json.dumps(line) + "\n")
@@ -110,7 +131,7 @@ def _golden(line: str, where: str, vocab_size: int | None) -> Golden:
     for name, values in (("tokens", tokens), ("greedy", greedy)):
         if values is not None and (values.min() < 0 or values.max() >= vocab):
             raise InputError(f"{name} of a golden lie outside its vocabulary of {vocab}", where, help_)
-    if greedy is not None and (len(greedy) <= len(tokens) or not np.array_equal(greedy[:len(tokens)], tokens)):
+    if greedy is not None and (len(greedy) <= len(tokens) or not np.array_equal(greedy[: len(tokens)], tokens)):
         raise InputError("greedy of a golden does not continue its tokens", where, "greedy is the prompt's tokens followed by the generated ones")
     if vocab_size is not None and vocab != vocab_size:
         raise InputError(f"a golden has {vocab} logits per position, the model {vocab_size}", where, "use goldens of this model")

@@ -4,6 +4,7 @@ Names are the reference's module paths without the base model's prefix (`model.`
 `name#2`, and so on. Besides modules, the modeling file's own functions are wrapped while the recording lasts: rotary application gives `<attention>.q_rope` and
 `.k_rope`, the attention function `<attention>.attn`, each `[batch, length, heads, head_dim]`. A file without such functions has no such record.
 """
+
 import inspect
 import sys
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ def to_numpy(tensor) -> np.ndarray:
 
 def short_name(name: str, prefix: str) -> str:
     """A module path as the lab writes it: without the base model's prefix."""
-    return name[len(prefix) + 1:] if prefix and name.startswith(prefix + ".") else name
+    return name[len(prefix) + 1 :] if prefix and name.startswith(prefix + ".") else name
 
 
 def _tensors(value):

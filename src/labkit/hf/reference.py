@@ -3,6 +3,7 @@
 `transformers` does the loading, published tensor names included; the lab checks that it loaded what is stored, to the bit, and nothing else: a reference that
 kept a random tensor would make a wrong port look right, or a right one wrong.
 """
+
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -40,15 +41,27 @@ class Reference:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         path = Path(getattr(path, "path", path))
-        with quiet_transformers(), (exact_mode() if mode == "exact" else nullcontext()):
+        with quiet_transformers(), exact_mode() if mode == "exact" else nullcontext():
             try:
                 config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
                 model, info = AutoModelForCausalLM.from_pretrained(
-                    path, config=config, dtype=getattr(torch, MODES[mode]), attn_implementation=attention, output_loading_info=True,
-                    trust_remote_code=trust_remote_code, use_safetensors=True, local_files_only=True, ignore_mismatched_sizes=True)
+                    path,
+                    config=config,
+                    dtype=getattr(torch, MODES[mode]),
+                    attn_implementation=attention,
+                    output_loading_info=True,
+                    trust_remote_code=trust_remote_code,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    ignore_mismatched_sizes=True,
+                )
             except (ValueError, KeyError, OSError, RuntimeError) as error:
                 kind = BlockedError if "Unrecognized" in str(error) or "does not recognize" in str(error) else InputError
-                raise kind(f"transformers cannot load the reference: {str(error).splitlines()[0][:300]}", str(path), "open the directory with `labkit inspect`, which names what is missing") from error
+                raise kind(
+                    f"transformers cannot load the reference: {str(error).splitlines()[0][:300]}",
+                    str(path),
+                    "open the directory with `labkit inspect`, which names what is missing",
+                ) from error
         _refuse_incomplete(info, path)
         model.eval().requires_grad_(False)
         for module in model.modules():
@@ -66,7 +79,7 @@ class Reference:
     def _running(self):
         import torch
 
-        with torch.no_grad(), (exact_mode() if self.mode == "exact" else nullcontext()):
+        with torch.no_grad(), exact_mode() if self.mode == "exact" else nullcontext():
             yield
 
     def _arguments(self, tokens, attention_mask):
@@ -79,7 +92,9 @@ class Reference:
             raise InputError(f"tokens must be whole numbers [batch, length], not {tokens.dtype} {tokens.shape}")
         vocab = self.model.get_input_embeddings().weight.shape[0]
         if tokens.size == 0 or tokens.min() < 0 or tokens.max() >= vocab:
-            raise InputError(f"token ids must lie in 0..{vocab - 1}", f"tokens {tokens.shape}, " + (f"range {tokens.min()}..{tokens.max()}" if tokens.size else "empty"))
+            raise InputError(
+                f"token ids must lie in 0..{vocab - 1}", f"tokens {tokens.shape}, " + (f"range {tokens.min()}..{tokens.max()}" if tokens.size else "empty")
+            )
         arguments = {"input_ids": torch.from_numpy(tokens.astype(np.int64))}
         if attention_mask is not None:
             mask = torch.from_numpy(np.asarray(attention_mask).astype(np.int64))
@@ -134,21 +149,36 @@ class Reference:
         try:
             with self._running(), quiet_transformers():
                 result = self.model.generate(
-                    **arguments, attention_mask=torch.ones_like(arguments["input_ids"]), max_new_tokens=steps, do_sample=False, use_cache=True,
-                    return_dict_in_generate=True, output_logits=True)
+                    **arguments,
+                    attention_mask=torch.ones_like(arguments["input_ids"]),
+                    max_new_tokens=steps,
+                    do_sample=False,
+                    use_cache=True,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                )
         finally:
             self.model.generation_config = before
         return to_numpy(result.sequences), np.concatenate([to_numpy(step) for step in result.logits])
 
 
 def _refuse_incomplete(info: dict, path: Path):
-    problems = {kind: sorted(str(n[0] if isinstance(n, tuple) else n) for n in info.get(kind) or ()) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")}
+    problems = {
+        kind: sorted(str(n[0] if isinstance(n, tuple) else n) for n in info.get(kind) or ())
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+    }
     for kind, names in problems.items():
         if names:
-            text = {"missing_keys": "the reference needs tensors that the checkpoint lacks", "unexpected_keys": "the checkpoint holds tensors that the reference does not use",
-                    "mismatched_keys": "tensors have another shape than the reference's", "error_msgs": "the reference reports errors while loading"}[kind]
+            text = {
+                "missing_keys": "the reference needs tensors that the checkpoint lacks",
+                "unexpected_keys": "the checkpoint holds tensors that the reference does not use",
+                "mismatched_keys": "tensors have another shape than the reference's",
+                "error_msgs": "the reference reports errors while loading",
+            }[kind]
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise InputError(f"{text}: {shown}", str(path), "a reference with unset or unread weights proves nothing; complete the checkpoint or correct its config")
+            raise InputError(
+                f"{text}: {shown}", str(path), "a reference with unset or unread weights proves nothing; complete the checkpoint or correct its config"
+            )
 
 
 def _refuse_narrow(model, path: Path):
@@ -156,7 +186,11 @@ def _refuse_narrow(model, path: Path):
 
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float64:
-            raise LabError(f"the exact reference keeps {name} in {str(tensor.dtype).removeprefix('torch.')}", str(path), "report this family: its exact mode needs another lift")
+            raise LabError(
+                f"the exact reference keeps {name} in {str(tensor.dtype).removeprefix('torch.')}",
+                str(path),
+                "report this family: its exact mode needs another lift",
+            )
 
 
 def _compare_with_disk(model, path: Path) -> list[str]:
@@ -181,7 +215,11 @@ def _compare_with_disk(model, path: Path) -> list[str]:
                     continue
                 stored = file.get_tensor(name)
                 if stored.shape != loaded.shape or not torch.equal(stored.to(loaded.dtype), loaded):
-                    raise InputError(f"the reference did not load {name} as it is stored", str(shard), "the file may store another layout than this version of transformers reads")
+                    raise InputError(
+                        f"the reference did not load {name} as it is stored",
+                        str(shard),
+                        "the file may store another layout than this version of transformers reads",
+                    )
     return findings
 
 

@@ -4,6 +4,7 @@ Calls of `nnx.Module`s are intercepted by path while the recording lasts; points
 by loop, so that every layer is a call of its own. With `inject`, each module gets the reference's recorded input and hands on the reference's recorded output:
 what is recorded is then what each piece of code makes of exact inputs, so that one forward isolates every piece at once.
 """
+
 import sys
 from contextlib import ExitStack, contextmanager
 
@@ -56,7 +57,7 @@ def _intercepting(model, recording, inject):
             if owner is not None and not hasattr(vars(owner)["__call__"], "_labkit_original"):
                 original = vars(owner)["__call__"]
                 stack.callback(setattr, owner, "__call__", original)
-                setattr(owner, "__call__", interceptor.wrap(original))
+                owner.__call__ = interceptor.wrap(original)
         stack.enter_context(observing(interceptor.tagged))
         yield
 

@@ -1,4 +1,5 @@
 """Where a class or function stands: `file:line`, found in the source by name, whatever decorators wrap it."""
+
 import ast
 import inspect
 import sys

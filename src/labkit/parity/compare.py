@@ -1,4 +1,5 @@
 """Measures of agreement. Each refuses or says "infinitely wrong" where it could otherwise pass in silence: other shapes, NaN, an all-zero reference."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ def relative_error(a, b, where=None) -> float:
     a, b = _widen(a), _widen(b)
     if where is not None:
         where = np.asarray(where, bool)
-        if where.shape != a.shape[:where.ndim]:
+        if where.shape != a.shape[: where.ndim]:
             raise InputError(f"the mask {where.shape} does not fit arrays {a.shape}")
         a, b = a[where], b[where]
     if a.size == 0:
@@ -111,5 +112,12 @@ def kl_summary(ours, reference, where=None) -> KLSummary:
     """`KLSummary` of logits [..., vocab]; see `kl_per_position`."""
     kl = kl_per_position(ours, reference, where).reshape(-1)
     k = min(5, np.asarray(ours).shape[-1])
-    return KLSummary(int(kl.size), float(kl.mean()), float(np.median(kl)), float(np.quantile(kl, 0.99, method="higher")), float(kl.max()),
-                     top_k_agreement(ours, reference, 1, where), top_k_agreement(ours, reference, k, where))
+    return KLSummary(
+        int(kl.size),
+        float(kl.mean()),
+        float(np.median(kl)),
+        float(np.quantile(kl, 0.99, method="higher")),
+        float(kl.max()),
+        top_k_agreement(ours, reference, 1, where),
+        top_k_agreement(ours, reference, k, where),
+    )

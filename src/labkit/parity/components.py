@@ -1,4 +1,5 @@
 """The component checklist, filled by measurement: each part of a decoder against the reference's own module, isolated and in a free run."""
+
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,8 +13,14 @@ from labkit.parity.compare import relative_error
 EXACT_LIMIT = 1e-9
 KINDS = ("embedding", "rope", "attention", "mlp", "router", "experts", "norms", "block", "final norm", "head")
 _BY_CLASS = (
-    (re.compile(r"Rotary|RoPE", re.I), "rope"), (re.compile(r"Norm"), "norms"), (re.compile(r"Router|TopKGate|Gate$"), "router"), (re.compile(r"Experts"), "experts"),
-    (re.compile(r"Attention|Mixer"), "attention"), (re.compile(r"DecoderLayer"), "block"), (re.compile(r"MLP|Mlp|Moe|MoE|FeedForward"), "mlp"), (re.compile(r"Block$|Layer$"), "block"),
+    (re.compile(r"Rotary|RoPE", re.I), "rope"),
+    (re.compile(r"Norm"), "norms"),
+    (re.compile(r"Router|TopKGate|Gate$"), "router"),
+    (re.compile(r"Experts"), "experts"),
+    (re.compile(r"Attention|Mixer"), "attention"),
+    (re.compile(r"DecoderLayer"), "block"),
+    (re.compile(r"MLP|Mlp|Moe|MoE|FeedForward"), "mlp"),
+    (re.compile(r"Block$|Layer$"), "block"),
     (re.compile(r"Embedding"), "embedding"),
 )
 
@@ -142,7 +149,9 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
     outputs = place_errors(isolated, reference.outputs, mask)
     whole = {name for name, value in reference.inputs.items() if np.issubdtype(np.asarray(value).dtype, np.integer)}
     inputs = place_errors(isolated.inputs, {n: v for n, v in reference.inputs.items() if n not in whole and _comparable(n, classes)}, mask)
-    judged = [Fault(n, "output", kind_of(n, classes), e) for n, e in outputs.items()] + [Fault(n, "input", input_kind(n, classes), e) for n, e in inputs.items()]
+    judged = [Fault(n, "output", kind_of(n, classes), e) for n, e in outputs.items()] + [
+        Fault(n, "input", input_kind(n, classes), e) for n, e in inputs.items()
+    ]
     rows = []
     for kind in KINDS:
         own = [fault for fault in judged if fault.kind == kind]
@@ -151,16 +160,38 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
         worst = max(own, key=lambda fault: fault.error)
         free_own = {n: e for n, e in free_errors.items() if kind_of(n, classes) == kind}
         free_at = max(free_own, key=free_own.get, default="")
-        rows.append(Component(
-            kind, worst.error, worst.place + (" (input)" if worst.what == "input" else ""), free_own.get(free_at, worst.error), free_at, len(own),
-            _cite_reference(kind, worst, reference), _cite_ours(kind, worst, isolated), worst.error <= limit))
+        rows.append(
+            Component(
+                kind,
+                worst.error,
+                worst.place + (" (input)" if worst.what == "input" else ""),
+                free_own.get(free_at, worst.error),
+                free_at,
+                len(own),
+                _cite_reference(kind, worst, reference),
+                _cite_ours(kind, worst, isolated),
+                worst.error <= limit,
+            )
+        )
     missing = sorted(n for n in reference.weighted if n in reference.outputs and n not in isolated and _comparable(n, classes))
     order = [n for n in reference.outputs if free_errors.get(n, 0.0) > limit]
     first = Fault(order[0], "output", kind_of(order[0], classes), free_errors[order[0]]) if order else None
-    faults = tuple(sorted((fault for fault in judged if fault.error > limit), key=lambda fault: list(reference.outputs).index(fault.place)
-                          if fault.place in reference.outputs else -1))
-    return ComponentTable(tuple(rows), limit, tuple(missing), tuple(sorted(set(free) - set(reference.outputs))), faults, first, free_errors,
-                          {n: max(outputs.get(n, 0.0), inputs.get(n, 0.0)) for n in outputs | inputs})
+    faults = tuple(
+        sorted(
+            (fault for fault in judged if fault.error > limit),
+            key=lambda fault: list(reference.outputs).index(fault.place) if fault.place in reference.outputs else -1,
+        )
+    )
+    return ComponentTable(
+        tuple(rows),
+        limit,
+        tuple(missing),
+        tuple(sorted(set(free) - set(reference.outputs))),
+        faults,
+        first,
+        free_errors,
+        {n: max(outputs.get(n, 0.0), inputs.get(n, 0.0)) for n in outputs | inputs},
+    )
 
 
 def _owner(fault: Fault, classes: Mapping[str, type]):

@@ -1,4 +1,5 @@
 """Controls that must fail: ports that are wrong in one known way."""
+
 import dataclasses
 
 from flax import nnx

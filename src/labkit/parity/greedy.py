@@ -1,4 +1,5 @@
 """Greedy decoding as one compiled loop, for any model of the garden, and the proof that decoding with the cache equals the full forward."""
+
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,6 +10,8 @@ from flax import nnx
 
 from labkit.errors import InputError
 from labkit.parity.compare import relative_error
+
+CAPACITY_STEP = 32
 
 
 def greedy(model, tokens, steps: int, *, segment_ids=None, capacity: int | None = None) -> np.ndarray:
@@ -21,13 +24,14 @@ def greedy(model, tokens, steps: int, *, segment_ids=None, capacity: int | None 
     if tokens.ndim != 2 or tokens.shape[1] < 1 or steps < 1:
         raise InputError("greedy takes tokens [batch, length] and at least one step", f"tokens {tokens.shape}, steps {steps}")
     batch, length = tokens.shape
-    capacity = capacity or length + steps
+    # Rounded up, so that prompts and steps of similar size share the compiled loop.
+    capacity = capacity or -(-(length + steps) // CAPACITY_STEP) * CAPACITY_STEP
     if capacity < length + steps:
         raise InputError(f"a cache of {capacity} slots cannot hold {length} tokens and {steps} steps")
     graphdef, state = nnx.split(model)
     segment_ids = None if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
     first, cache = _prefill(graphdef, state, tokens, segment_ids, model.init_cache(batch, capacity))
-    return np.concatenate([np.asarray(tokens), np.asarray(_decode(graphdef, state, first, cache, steps))], 1)
+    return np.concatenate([np.asarray(tokens), np.asarray(_decode(graphdef, state, first, cache, jnp.asarray(steps, jnp.int32)))[:, :steps]], 1)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
@@ -36,17 +40,18 @@ def _prefill(graphdef, state, tokens, segment_ids, cache):
     return _choose(logits), cache
 
 
-@partial(jax.jit, static_argnums=(0, 4))
+@partial(jax.jit, static_argnums=0)
 def _decode(graphdef, state, first, cache, steps):
-    """int [batch, steps]: `first` and what follows from it."""
+    """int [batch, capacity]: `first` and what follows from it, `steps` tokens in all, then zeros. The number of steps is not compiled in."""
+    chosen = jnp.zeros((first.shape[0], cache.capacity), jnp.int32).at[:, 0].set(first)
 
-    def step(carry, _):
-        token, cache = carry
+    def step(carry):
+        done, token, cache, chosen = carry
         logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=cache)
-        return (_choose(logits), cache), token
+        token = _choose(logits)
+        return done + 1, token, cache, jax.lax.dynamic_update_slice(chosen, token[:, None], (jnp.zeros_like(done), done))
 
-    (last, _), chosen = jax.lax.scan(step, (first, cache), length=steps - 1)
-    return jnp.concatenate([chosen.T, last[:, None]], 1)
+    return jax.lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.ones((), jnp.int32), first, cache, chosen))[-1]
 
 
 def _choose(logits):
@@ -62,8 +67,8 @@ def cached_logits(model, tokens, pieces: Sequence[int], *, segment_ids=None, cap
     graphdef, state = nnx.split(model)
     cache, start, parts = model.init_cache(batch, capacity or length), 0, []
     for piece in pieces:
-        segments = None if segment_ids is None else jnp.asarray(segment_ids[:, start:start + piece], jnp.int32)
-        logits, cache = _forward(graphdef, state, tokens[:, start:start + piece], segments, cache)
+        segments = None if segment_ids is None else jnp.asarray(segment_ids[:, start : start + piece], jnp.int32)
+        logits, cache = _forward(graphdef, state, tokens[:, start : start + piece], segments, cache)
         parts.append(np.asarray(logits))
         start += piece
     return np.concatenate(parts, 1)
@@ -84,8 +89,8 @@ def forward(model, tokens, *, segment_ids=None) -> np.ndarray:
 def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: int = 3) -> dict[str, float]:
     """Relative errors of decoding with the cache against the full forward of tokens [batch, length], by way of feeding.
 
-    "steps": one prefill of `prefill` tokens (all but six by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces, then single
-    tokens. "padded": the first row shifted right by `padding` masked tokens, full forward; "padded steps": the same through the cache.
+    "steps": one prefill of `prefill` tokens (all but six by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces,
+    then single tokens. "padded": the first row shifted right by `padding` masked tokens, full forward; "padded steps": the same through the cache.
     """
     tokens = np.asarray(tokens)
     batch, length = tokens.shape
@@ -94,13 +99,13 @@ def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: in
         raise InputError(f"cached decoding is checked on at least 4 tokens, of which 2 or more are prefilled: length {length}, prefill {prefill}")
     segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + 5
     full = forward(model, tokens, segment_ids=segments)
-    cached = lambda pieces: cached_logits(model, tokens, [*pieces, *ones], segment_ids=segments, capacity=capacity)  # noqa: E731
+    cached = lambda pieces: cached_logits(model, tokens, [*pieces, *ones], segment_ids=segments, capacity=capacity)
     errors = {"steps": relative_error(cached([prefill]), full), "pieces": relative_error(cached([prefill // 2] * 2), full)}
     # Row 0 keeps its first length - padding tokens, moved right; the other rows keep all of theirs and see no padding.
     moved, segments = tokens.copy(), segments.copy()
-    moved[0, padding:], moved[0, :padding], segments[0, :padding] = tokens[0, :length - padding], 0, 0
+    moved[0, padding:], moved[0, :padding], segments[0, :padding] = tokens[0, : length - padding], 0, 0
     wanted = full.copy()
-    wanted[0, padding:] = full[0, :length - padding]
+    wanted[0, padding:] = full[0, : length - padding]
     errors["padded"] = relative_error(forward(model, moved, segment_ids=segments), wanted, segments)
     errors["padded steps"] = relative_error(cached_logits(model, moved, [prefill, *ones], segment_ids=segments, capacity=capacity), wanted, segments)
     return errors

@@ -3,6 +3,7 @@
 `components`: the checklist, isolated and free, on one batch. `exact`: teacher-forced logits at several lengths, by scan and by loop, captures at every name,
 decoding with the cache against the full forward, left padding against the reference's mask. Each runs a control that must fail.
 """
+
 import contextlib
 import time
 
@@ -62,14 +63,18 @@ def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: 
     captured = reference.capture(tokens)
     progress(0.5, "recording our model, free and isolated")
     table = _table(model, tokens, captured, limit)
-    result = {"tokens": [batch, length], "table": table.as_dict(), "passed": table.passed, "findings": findings,
-              "arrays": {}}
+    result = {"tokens": [batch, length], "table": table.as_dict(), "passed": table.passed, "findings": findings, "arrays": {}}
     if control:
         progress(0.8, "the control that must fail")
         wrong, key, right, value = _wrong(model, source, config)
         red = _table(wrong, tokens, captured, limit)
-        result["control"] = {"change": f"{key} {right:g} -> {value:g}", "red": sorted({fault.kind for fault in red.isolated_faults}), "passed": red.passed,
-                             "isolated": {row.kind: row.isolated for row in red.rows}, "free": {row.kind: row.free for row in red.rows}}
+        result["control"] = {
+            "change": f"{key} {right:g} -> {value:g}",
+            "red": sorted({fault.kind for fault in red.isolated_faults}),
+            "passed": red.passed,
+            "isolated": {row.kind: row.isolated for row in red.rows},
+            "free": {row.kind: row.free for row in red.rows},
+        }
     return result
 
 
@@ -80,25 +85,47 @@ def _wrong(model, source, config):
     return rebuild(model, source.config.model_type, changed), key, right, value
 
 
-def exact_job(source, *, progress, lengths=(6, 64, 256), seed: int = 0, limit: float = EXACT_LIMIT, capture_length: int = 64, control: bool = True,
-              cache_length: int = 20, prompts=None) -> dict:
+def exact_job(
+    source,
+    *,
+    progress,
+    lengths=(6, 64, 256),
+    seed: int = 0,
+    limit: float = EXACT_LIMIT,
+    capture_length: int = 64,
+    control: bool = True,
+    cache_length: int = 20,
+    prompts=None,
+) -> dict:
     """The exact comparison.
 
-    lengths: prompts of real text where there is a tokenizer; prompts: token lists instead. capture_length: every name is compared on so many tokens of the longest
-    prompt. cache_length: tokens of the cache check, 0 for none.
+    lengths: prompts of real text where there is a tokenizer; prompts: token lists instead. capture_length: every name is compared on so many tokens of the
+    longest prompt. cache_length: tokens of the cache check, 0 for none.
     """
     from labkit.hf.prompts import make_prompts
     from labkit.parity.capture import capture
     from labkit.parity.greedy import cached_equals_full, forward
 
     source, reference, model, config, findings = _both(source, progress)
-    given = [(f"given, {len(tokens)} tokens", np.asarray(tokens)) for tokens in prompts] if prompts else make_prompts(source.path, config.vocab_size, lengths, seed=seed)
+    given = (
+        [(f"given, {len(tokens)} tokens", np.asarray(tokens)) for tokens in prompts]
+        if prompts
+        else make_prompts(source.path, config.vocab_size, lengths, seed=seed)
+    )
     rows, arrays, longest = [], {}, max((tokens for _, tokens in given), key=len)
     for index, (text, tokens) in enumerate(given):
         progress(0.2 + 0.3 * index / len(given), f"logits at {len(tokens)} tokens")
         wanted, ours = reference.logits(tokens[None]), forward(model, tokens[None])
         kl = kl_per_position(ours, wanted)[0]
-        rows.append({"length": len(tokens), "prompt": text[:80], "rel_error": relative_error(ours, wanted), "max_kl": float(kl.max()), "top_1": top_k_agreement(ours, wanted, 1)})
+        rows.append(
+            {
+                "length": len(tokens),
+                "prompt": text[:80],
+                "rel_error": relative_error(ours, wanted),
+                "max_kl": float(kl.max()),
+                "top_1": top_k_agreement(ours, wanted, 1),
+            }
+        )
         arrays |= {f"kl/{index}": kl, f"position_error/{index}": error_per_position(ours, wanted)}
     progress(0.5, "every name, free and isolated")
     tokens = longest[None, :capture_length]
@@ -111,16 +138,30 @@ def exact_job(source, *, progress, lengths=(6, 64, 256), seed: int = 0, limit: f
         checks |= {f"cache: {name}": error for name, error in cached_equals_full(model, probe).items()}
         checks["left padding against the reference"] = _padded(model, reference, probe)
     worst = max([row["rel_error"] for row in rows] + list(checks.values()) + list(table.free_errors.values()) + list(table.isolated_errors.values()))
-    result = {"max_rel_error": worst, "max_rel_error_logits": max(row["rel_error"] for row in rows), "prompts": rows, "checks": checks, "table": table.as_dict(),
-              "limit": limit, "passed": bool(worst <= limit and table.passed), "findings": [*findings, *(n for n in reference.findings if n not in findings)],
-              "parameters": int(sum(p.numel() for p in reference.model.parameters())), "arrays": arrays}
+    result = {
+        "max_rel_error": worst,
+        "max_rel_error_logits": max(row["rel_error"] for row in rows),
+        "prompts": rows,
+        "checks": checks,
+        "table": table.as_dict(),
+        "limit": limit,
+        "passed": bool(worst <= limit and table.passed),
+        "findings": [*findings, *(n for n in reference.findings if n not in findings)],
+        "parameters": int(sum(p.numel() for p in reference.model.parameters())),
+        "arrays": arrays,
+    }
     if control:
         progress(0.85, "the control that must fail")
         wrong, key, right, value = _wrong(model, source, config)
         wanted, ours = captured.outputs["logits"], capture(wrong, tokens)["logits"]
         kl = kl_per_position(ours, wanted)
-        result["control"] = {"change": f"{key} {right:g} -> {value:g}", "length": tokens.shape[1], "rel_error": relative_error(ours, wanted), "max_kl": float(kl.max()),
-                             "passed": bool(relative_error(ours, wanted) <= limit)}
+        result["control"] = {
+            "change": f"{key} {right:g} -> {value:g}",
+            "length": tokens.shape[1],
+            "rel_error": relative_error(ours, wanted),
+            "max_kl": float(kl.max()),
+            "passed": bool(relative_error(ours, wanted) <= limit),
+        }
     return result
 
 

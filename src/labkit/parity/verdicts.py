@@ -3,6 +3,7 @@
 exact: float64 on both sides, from a worker's result. float32: full weights, teacher-forced, and greedy tokens. bfloat16: ours and the reference's own, each
 against the reference in float32.
 """
+
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 from labkit.errors import GateError, InputError
 from labkit.parity.compare import kl_per_position, kl_summary, top_2_gap
 from labkit.parity.components import EXACT_LIMIT
-from labkit.parity.greedy import forward, greedy
+from labkit.parity.greedy import CAPACITY_STEP, forward, greedy
 
 FLOAT32_KL_LIMIT = 1e-6
 BFLOAT16_RATIO_LIMIT = 1.5
@@ -47,8 +48,16 @@ def exact_verdict(result: dict) -> Verdict:
     """From the result of an `exact` job: every compared name, the logits and the cache checks at most 1e-9 apart, nothing missing, the control rejected."""
     value, control = result["max_rel_error"], result.get("control")
     ok = math.isfinite(value) and value <= EXACT_LIMIT and result["table"]["passed"] and result["passed"]
-    details = {"max_rel_error": value, "max_rel_error_logits": result["max_rel_error_logits"], "prompts": result["prompts"], "checks": result["checks"],
-               "parameters": result["parameters"], "control": control, "missing": result["table"]["missing"], "findings": result["findings"]}
+    details = {
+        "max_rel_error": value,
+        "max_rel_error_logits": result["max_rel_error_logits"],
+        "prompts": result["prompts"],
+        "checks": result["checks"],
+        "parameters": result["parameters"],
+        "control": control,
+        "missing": result["table"]["missing"],
+        "findings": result["findings"],
+    }
     return Verdict("exact", bool(ok and (control is None or not control["passed"])), value, EXACT_LIMIT, details)
 
 
@@ -61,7 +70,7 @@ def float32_verdict(model, reference, exact_reference, prompts: Sequence[np.ndar
     _check_prompts(prompts)
     if reference.mode != "float32" or exact_reference.mode != "exact":
         raise GateError(f"a float32 verdict needs references in float32 and exact mode, not {reference.mode} and {exact_reference.mode}")
-    rows, greedy_rows, arrays, capacity = [], [], {}, max(len(p) for p in prompts) + steps
+    rows, greedy_rows, arrays, capacity = [], [], {}, -(-(max(len(p) for p in prompts) + steps) // CAPACITY_STEP) * CAPACITY_STEP
     with jax.default_matmul_precision(precision):
         set_to = require_highest_precision()
         for index, tokens in enumerate(prompts):
@@ -77,8 +86,13 @@ def float32_verdict(model, reference, exact_reference, prompts: Sequence[np.ndar
             greedy_rows.append({"length": len(tokens), **compare_greedy(model, reference, tokens, steps, noise, capacity)})
     value = max(row["max"] for row in rows)
     matched = all(row["matched"] + len(row["ties"]) == row["tokens"] for row in greedy_rows)
-    totals = {"tokens": sum(r["tokens"] for r in greedy_rows), "matched": sum(r["matched"] for r in greedy_rows), "ties": [t for r in greedy_rows for t in r["ties"]],
-              "splits": [s for r in greedy_rows for s in r["splits"]], "prompts": greedy_rows}
+    totals = {
+        "tokens": sum(r["tokens"] for r in greedy_rows),
+        "matched": sum(r["matched"] for r in greedy_rows),
+        "ties": [t for r in greedy_rows for t in r["ties"]],
+        "splits": [s for r in greedy_rows for s in r["splits"]],
+        "prompts": greedy_rows,
+    }
     details = {"max_kl": value, "prompts": rows, "greedy": totals, "matmul_precision": set_to, "arrays": arrays}
     return Verdict("float32", bool(math.isfinite(value) and value <= FLOAT32_KL_LIMIT and matched), value, FLOAT32_KL_LIMIT, details)
 
@@ -95,14 +109,15 @@ def compare_greedy(model, reference, tokens: np.ndarray, steps: int, noise: floa
     """Greedy tokens of both sides from prompt tokens [length].
 
     Returns {"tokens", "matched", "ties", "splits", "ours", "reference"}. Where the sides choose differently and the reference's own gap between its two best is
-    below `noise` and ours is within it, the step is a tie, shown with its gap, and both go on from the reference's choice; otherwise it is a split, where the comparison ends.
+    below `noise` and ours is within it, the step is a tie, shown with its gap, and both go on from the reference's choice; otherwise it is a
+    split, where the comparison ends.
     """
     theirs, trace = reference.greedy_trace(tokens[None], steps)
     theirs, start = theirs[0], len(tokens)
     ours, ties, splits, matched, done = [], [], [], 0, 0
     while done < steps:
-        chosen = greedy(model, theirs[None, :start + done], steps - done, capacity=capacity)[0, start + done:]
-        same = chosen == theirs[start + done:]
+        chosen = greedy(model, theirs[None, : start + done], steps - done, capacity=capacity)[0, start + done :]
+        same = chosen == theirs[start + done :]
         run = steps - done if same.all() else int(np.argmin(same))
         matched, ours, done = matched + run, [*ours, *chosen[:run].tolist()], done + run
         if done == steps:
@@ -152,13 +167,22 @@ def golden_verdict(model, goldens, *, limit: float = FLOAT32_KL_LIMIT, precision
         for golden in goldens:
             ours = forward(model, golden.tokens[None])[0]
             if ours.shape[-1] != golden.logits.shape[-1]:
-                raise InputError(f"a golden has {golden.logits.shape[-1]} logits per position, the model {ours.shape[-1]}", golden.prompt[:60], "use goldens of this model")
-            row = {"prompt": golden.prompt[:80], "length": len(golden.tokens), "max_kl": float(kl_per_position(ours[golden.positions], golden.logits).max()), "dtype": golden.dtype}
+                raise InputError(
+                    f"a golden has {golden.logits.shape[-1]} logits per position, the model {ours.shape[-1]}", golden.prompt[:60], "use goldens of this model"
+                )
+            row = {
+                "prompt": golden.prompt[:80],
+                "length": len(golden.tokens),
+                "max_kl": float(kl_per_position(ours[golden.positions], golden.logits).max()),
+                "dtype": golden.dtype,
+            }
             if golden.greedy is not None:
                 row |= _golden_greedy(model, golden)
             rows.append(row)
     value = max(row["max_kl"] for row in rows)
-    return Verdict("golden", bool(math.isfinite(value) and value <= limit and all(row.get("greedy_passed", True) for row in rows)), value, limit, {"prompts": rows})
+    return Verdict(
+        "golden", bool(math.isfinite(value) and value <= limit and all(row.get("greedy_passed", True) for row in rows)), value, limit, {"prompts": rows}
+    )
 
 
 def _golden_greedy(model, golden) -> dict:

@@ -3,6 +3,7 @@
 x64 is a switch of the whole process and TPUs only emulate float64, so exact parity runs beside the lab: on the CPU backend, with x64 and strict dtype promotion
 on. A job is a JSON object with `kind` and its arguments; OUT gets `result.json` and `arrays.npz`.
 """
+
 import json
 import os
 import shutil
@@ -31,8 +32,13 @@ def run_job(job: dict, *, progress=None, timeout: float | None = 3600) -> dict:
         environment = _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
         # Files instead of pipes for the error stream: a chatty library cannot block the worker.
         with open(folder / "stderr", "wb") as errors:
-            process = subprocess.Popen([sys.executable, "-m", "labkit.parity.worker", str(folder / "job.json"), str(folder)], stdout=subprocess.PIPE, stderr=errors,
-                                       text=True, env=environment)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "labkit.parity.worker", str(folder / "job.json"), str(folder)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+            )
             try:
                 _follow(process, progress, timeout)
             finally:
@@ -48,7 +54,11 @@ def _compilation_cache() -> dict[str, str]:
     """Settings that let exact jobs share compiled operations through the scratch folder: they run op by op, and compiling is most of their time."""
     from labkit.hf.scratch import scratch_dir
 
-    return {"JAX_COMPILATION_CACHE_DIR": str(scratch_dir() / "jax-cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(scratch_dir() / "jax-cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def _follow(process, progress, timeout):
@@ -77,7 +87,11 @@ def _result(folder: Path, code: int, job: dict) -> dict:
     if not (folder / "result.json").is_file():
         tail = (folder / "stderr").read_text(errors="replace").strip().splitlines()
         reason = "was killed, most likely for lack of memory" if code in (-9, 137) else f"ended with code {code}" + (f": {tail[-1]}" if tail else "")
-        raise LabError(f"the worker {reason}", where, "free memory or use a smaller subset" if code in (-9, 137) else "run the job by `python -m labkit.parity.worker` to see more")
+        raise LabError(
+            f"the worker {reason}",
+            where,
+            "free memory or use a smaller subset" if code in (-9, 137) else "run the job by `python -m labkit.parity.worker` to see more",
+        )
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     if "error" in result:
         error = result["error"]
@@ -108,8 +122,14 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        result = {"error": {"type": "LabError", "what": f"{type(error).__name__}: {text}", "where": f"{last.filename}:{last.lineno} in {last.name}",
-                            "next": "this is a fault of the lab or of the slice; the line above is where it stopped"}}
+        result = {
+            "error": {
+                "type": "LabError",
+                "what": f"{type(error).__name__}: {text}",
+                "where": f"{last.filename}:{last.lineno} in {last.name}",
+                "next": "this is a fault of the lab or of the slice; the line above is where it stopped",
+            }
+        }
         traceback.print_exc()
     temporary = out / "result.json.part"
     temporary.write_text(json.dumps(result), encoding="utf-8")
