@@ -192,7 +192,7 @@ def activation_errors(free: np.ndarray, isolated: np.ndarray, components: Sequen
         canvas,
         title,
         alt,
-        "Dark is exact, light is near the limit, a red frame is above it. In a free run a fault spreads; isolated, only the faulty part shows.",
+        "Blue is exact, yellow is near the limit, a red frame is above it. In a free run a fault spreads; isolated, only the faulty part shows.",
     )
 
 
