@@ -15,7 +15,8 @@ def delta_table(found: DeltaList, shown: int = SHOWN) -> Table:
         code = d.statement or f"without: {d.donor_statement}"
         code = code if len(code) <= WIDTH else code[: WIDTH - 1] + "…"
         place = d.place if d.kind == "changed" else f"{d.place} ({d.kind})"
-        rows.append([d.component, place, d.explanation, code, _file(d.line), _file(d.donor_line), _ours(row, found.has_slice)])
+        what = d.explanation or (f"the donor has {d.donor_statement}"[:WIDTH] if d.kind == "changed" else "")
+        rows.append([d.component, place, what, code, _file(d.line), _file(d.donor_line), _ours(row, found.has_slice)])
     rest = len(found.rows) - len(rows)
     more = f"and {rest} more rows: labkit inspect --json has all of them. " if rest else ""
     return Table(
@@ -29,9 +30,9 @@ def delta_table(found: DeltaList, shown: int = SHOWN) -> Table:
 
 
 def summary(found: DeltaList) -> str:
-    """One sentence."""
+    """The rest of a sentence that has named the donor."""
     parts = ", ".join(f"{component} {count}" for component, count in found.counts.items())
-    return f"{found.similarity:.0%} of its statements are the donor's; {len(found.rows)} differences" + (f": {parts}." if parts else ".")
+    return f"the two share {found.similarity:.0%} of their statements; {len(found.rows)} differences" + (f": {parts}." if parts else ".")
 
 
 def _file(place: str) -> str:

@@ -65,7 +65,7 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         Text(words="Decoder: {pattern}. Layer plan: {plan}.", values={"pattern": str(pattern or "unknown"), "plan": result["plan"] or "none"}),
     ]
     if delta is not None:
-        items += [Text(words="Donor: {donor}. " + summary(delta), values={"donor": delta.donor}), *([delta_table(delta)] if delta.rows else [])]
+        items += [Text(words="Donor: {donor}; " + summary(delta), values={"donor": delta.donor}), *([delta_table(delta)] if delta.rows else [])]
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
     result["plain"] = Section(
         title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items

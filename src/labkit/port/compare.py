@@ -35,6 +35,8 @@ class Delta:
 
     @property
     def place(self) -> str:
+        if self.role == "config.json":
+            return f"config.json: {self.method}"
         return f"{self.role}.{self.method}" if self.method else self.role
 
 
@@ -173,9 +175,20 @@ def _row(family, donor, role, method, left, right, component) -> Delta:
     if kind == "changed":
         line, donor_line = first_difference(left[0].node, right[0].node) or (line, donor_line)
     place = lambda side, number: f"{short(side[0].file)}:{number}" if side else ""
-    words = explain(component, mine, theirs)
+    words = _keywords_explained(component, left, right) or explain(component, mine, theirs)
     names = tuple(n for n in _names_in(left) if n not in _names_in(right)) if left else ()
     return Delta(component, role, method, kind, place(left, line), place(right, donor_line), _shown(family, left), _shown(donor, right), words, names)
+
+
+def _keywords_explained(component: str, left: list[Statement], right: list[Statement]) -> str:
+    """For one call on both sides whose keywords differ: what each of them is."""
+    calls = [getattr(side[0].node, "value", None) if len(side) == 1 else None for side in (left, right)]
+    if not all(isinstance(call, ast.Call) for call in calls) or ast.unparse(calls[0].func) != ast.unparse(calls[1].func):
+        return ""
+    mine, theirs = ({k.arg: ast.unparse(k) for k in call.keywords} for call in calls)
+    differing = [key for key in [*mine, *(k for k in theirs if k not in mine)] if mine.get(key) != theirs.get(key)]
+    said = [explain(component, mine.get(key, ""), theirs.get(key, "")) for key in differing]
+    return "; ".join(dict.fromkeys(filter(None, said)))
 
 
 def first_difference(a: ast.AST, b: ast.AST) -> tuple[int, int] | None:

@@ -197,8 +197,8 @@ class Discover(Phase):
             found = delta_list(self.source)
         except InputError as error:
             return Section(title="Delta list", items=[Text(words="None: {what}.", values={"what": error.what})])
-        self.learned("The nearest slice is {donor}: " + summary(found), donor=found.donor)
-        items = [Text(words="The donor is {donor}, the slice whose reference shares most statements. " + summary(found), values={"donor": found.donor})]
+        self.learned("The nearest slice is {donor}; " + summary(found), donor=found.donor)
+        items = [Text(words="The donor is {donor}, the slice whose reference shares most statements; " + summary(found), values={"donor": found.donor})]
         if found.rows:
             items.append(delta_table(found))
         if found.has_slice:

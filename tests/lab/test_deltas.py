@@ -1,0 +1,25 @@
+"""The delta list as phase 1, `inspect` and the handover show it."""
+
+from labkit.lab.deltas import SHOWN, delta_table, summary
+from labkit.lab.inspect import inspect
+from labkit.port import delta_list
+
+
+def test_a_long_list_is_cut_and_counted():
+    found = delta_list("gpt_neox")
+    table = delta_table(found)
+    assert len(found.rows) > SHOWN == len(table.rows) and table.fold
+    assert f"and {len(found.rows) - SHOWN} more rows" in table.note
+    assert "more rows" not in delta_table(delta_list("seed_oss")).note
+
+
+def test_a_row_names_both_lines_and_ours():
+    row = next(r for r in delta_table(delta_list("gemma2", "llama")).rows if "query_pre_attn_scalar" in r[3])
+    assert row[0] == "attention" and row[4].startswith("modeling_gemma2.py:") and row[5].startswith("modeling_llama.py:")
+    assert row[6].startswith("models/gemma2/modeling_gemma2.py:")
+
+
+def test_a_family_without_a_slice_is_told_its_delta_before_its_wall():
+    answer = inspect("tiny:seed_oss")
+    assert answer["status"] == "blocked" and answer["delta"]["donor"] == "llama" and answer["delta"]["rows"] and answer["delta"]["unanswered"] is None
+    assert 0 < answer["plain"].index(summary(delta_list("seed_oss"))[:30]) < answer["plain"].index("Wall:")
