@@ -68,6 +68,11 @@ def test_removed_rows_cite_the_donor():
     assert (row.line, row.statement) == ("", "") and "mlp_bias: bool = False" in source_line(row.donor_line)
 
 
+def test_what_only_the_donor_has_is_not_told_as_the_family_s():
+    rows = [r for r in rows_of("gemma2", "qwen3", "attention") if "q_norm" in r.donor_statement]
+    assert len(rows) == 2 and {r.kind for r in rows} == {"changed", "removed"} and all(r.explanation.startswith("the donor has: q_norm") for r in rows)
+
+
 @pytest.mark.parametrize("family", REFINED)
 def test_a_family_against_itself_has_no_rows(family):
     assert delta_list(family, family).rows == () and delta_list(family, family).similarity == 1.0

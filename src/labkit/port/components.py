@@ -96,7 +96,8 @@ def explain(component: str, mine: str, donor: str) -> str:
     for text in (fresh, f"{mine}\n{donor}") if mine and donor else (f"{mine}{donor}",):
         for where, pattern, words in _EXPLANATIONS:
             if (not where or component in where.split()) and re.search(pattern, text):
-                return words
+                only_donor = not re.search(pattern, mine) and re.search(pattern, donor)
+                return f"the donor has: {words}" if only_donor else words
     return ""
 
 

@@ -89,7 +89,7 @@ def _row(family, donor, key, kind, mine, theirs) -> Delta:
     place = lambda tree, found: f"{short(tree.config_file)}:{found[1]}" if found else ""
     said = lambda found: f"{key} = {found[0]}"[:LONGEST] if found else ""
     words = {"added": "a key that the donor lacks", "removed": "a key that only the donor has", "changed": "another default"}[kind]
-    known = explain("config", said(mine), said(theirs)) if kind != "changed" else ""
+    known = explain("config", said(mine) or said(theirs), "") if kind != "changed" else ""
     return Delta(
         "config", "Config", key, kind, place(family, mine), place(donor, theirs), said(mine), said(theirs), f"{words}: {known}" if known else words,
         (f"config.{key}",) if mine else (),
