@@ -19,7 +19,7 @@ from labkit.converters.arrays import cast, common, contiguous, exact, first_non_
 from labkit.converters.audit import Audit
 from labkit.converters.checkpoint import HF_FILES, METADATA, SCHEMA, CheckpointWriter, read_metadata, sync
 from labkit.converters.filling import abstract_model
-from labkit.converters.loading import FiniteReader, drop_findings, fit, model_config
+from labkit.converters.loading import FiniteReader, effective_config, fit, model_config, source_findings
 from labkit.converters.placement import Placement, placements
 from labkit.converters.rules import Assignment
 from labkit.errors import InputError
@@ -80,7 +80,7 @@ def convert(
     stored = _stored_dtypes(audit.expansion.assignments, placed, source.tensors, dtype)
     total = sum(stored[key].itemsize * int(np.prod(shape)) for place in placed.values() for key, shape in _entries(place))
     kept = kept_files(source.path)
-    findings = drop_findings(audit.expansion, source.tensors)
+    findings = source_findings(source, family, config, audit.expansion)
     narrowed = _narrowed(audit.expansion.assignments, placed, source.tensors, stored)
     metadata = {
         "schema": SCHEMA,
@@ -92,7 +92,7 @@ def convert(
         "fingerprint": source.fingerprint,
         "scan": scan,
         "dtype": None if dtype is None else dtype.name,
-        "config": {"raw": source.config.raw, "effective": source.config.effective, "defaults": source.config.defaults},
+        "config": {"raw": source.config.raw, "effective": effective_config(source, family), "defaults": source.config.defaults},
         "parameters": {path: list(shape) for path, shape in abstract.shapes.items()},
         "layouts": {", ".join(a.rule.targets): list(a.layout.sources) for a in audit.expansion.assignments},
         "tensors": {n: {"dtype": i.dtype, "shape": list(i.shape), "shard": str(i.shard.relative_to(source.path))} for n, i in _disk_order(source.tensors)},

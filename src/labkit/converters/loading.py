@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 
 import jax.numpy as jnp
@@ -36,10 +37,21 @@ class FiniteReader:
         return array
 
 
+def effective_config(source, family=None) -> dict:
+    """The config as the reference runs it on these tensors: where a checkpoint stores a head that differs from the embedding it should be tied to, transformers
+    runs with the stored head, and so does the slice."""
+    effective, family = source.config.effective, family or get_family(source.config.model_type)
+    config, _ = read_config(family, effective, source.config.defaults)
+    for entry in family.rules(config).tied:
+        if entry.name in source.tensors and entry.to in source.tensors and not same_bits(source.tensors.read(entry.name), source.tensors.read(entry.to)):
+            effective = {**effective, "tie_word_embeddings": False}
+    return effective
+
+
 def model_config(source, dtype):
-    """(family, config, reading) of a source."""
+    """(family, config, reading) of a source, tied or untied as its tensors are."""
     family = get_family(source.config.model_type)
-    config, reading = read_config(family, source.config.effective, source.config.defaults, dtype=jnp.dtype(dtype))
+    config, reading = read_config(family, effective_config(source, family), source.config.defaults, dtype=jnp.dtype(dtype))
     return family, config, reading
 
 
@@ -77,7 +89,7 @@ def load_model(source, *, dtype=jnp.float32, mesh: Mesh | None = None):
         require_filled(path, array)
         return array
 
-    findings = drop_findings(report.expansion, source.tensors)
+    findings = source_findings(source, family, config, report.expansion)
     return filled_model(abstract, value, mesh), config, findings
 
 
@@ -107,26 +119,26 @@ def require_filled(path: str, array: np.ndarray) -> None:
         )
 
 
-def drop_findings(expansion: Expansion, tensors) -> list[dict[str, str]]:
-    """What is on disk and makes no parameter, as findings: tied tensors, compared bit for bit with their partner, and ignored ones."""
-    findings = []
-    for name, entry in expansion.tied.items():
-        partner = tensors.get(entry.to)
-        if partner is None:
-            findings.append(_finding(name, "tied to a tensor that is not on disk", f"{entry.to} is absent", "get the missing tensor"))
-        elif same_bits(tensors.read(name), tensors.read(entry.to)):
-            findings.append(
-                _finding(name, "a tied tensor is on disk as well", f"equal to {entry.to} bit for bit; it is read once and not written by export", "none needed")
-            )
-        else:
+def source_findings(source, family, config, expansion: Expansion) -> list[dict[str, str]]:
+    """What of a source is not as its config says, and what is on disk and makes no parameter: dicts with component, cause, evidence, fix."""
+    findings, tensors = [], source.tensors
+    if source.config.effective.get("tie_word_embeddings") and not config.tie_word_embeddings:
+        for entry in family.rules(dataclasses.replace(config, tie_word_embeddings=True)).tied:
             findings.append(
                 _finding(
-                    name,
+                    entry.name,
                     "the tied head on disk differs",
-                    f"{name} against {entry.to}: {difference(tensors.read(name), tensors.read(entry.to))}",
-                    "if the head is meant to be used, set tie_word_embeddings to false; the reference ignores it",
+                    f"{entry.name} against {entry.to}: {difference(tensors.read(entry.name), tensors.read(entry.to))}; the reference runs with the stored "
+                    "head, and so does the port",
+                    "set tie_word_embeddings to false if the stored head is meant, or remove the tensor",
                 )
             )
+    for name, entry in expansion.tied.items():
+        if entry.to not in tensors:
+            findings.append(_finding(name, "tied to a tensor that is not on disk", f"{entry.to} is absent", "get the missing tensor"))
+        else:
+            evidence = f"equal to {entry.to} bit for bit; it is read once and not written by export"
+            findings.append(_finding(name, "a tied tensor is on disk as well", evidence, "none needed"))
     for name, entry in expansion.ignored.items():
         findings.append(_finding(name, "a tensor on disk is no parameter", f"{tensors[name].nbytes} bytes: {entry.reason}", "none needed"))
     return findings

@@ -100,6 +100,7 @@ class Phase:
 
     def _slice(self):
         """(family, config, reading, wall): the slice and its reading of the config, or the wall that stands in the way."""
+        from labkit.converters import effective_config
         from labkit.models import get_family, read_config
 
         config = self.source.config
@@ -108,7 +109,7 @@ class Phase:
         except BlockedError as wall:
             return None, None, {}, wall
         try:
-            return family, *read_config(family, config.effective, config.defaults), None
+            return family, *read_config(family, effective_config(self.source, family), config.defaults), None
         except InputError as refusal:
             return family, None, {}, refusal
 
