@@ -1,5 +1,6 @@
 """`labkit check`: the cells of the phases called one after another in this process, with records that are thrown away."""
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Check:
             "status": self.status,
             "verdicts": self.records[-1].outcome if self.records else {},
             "gates": [{"phase": r.phase, **g.model_dump(exclude={"type"})} for r in self.records for g in r.gates],
-            "findings": [f.model_dump() for r in self.records for f in r.findings],
+            "findings": [json.loads(text) for text in dict.fromkeys(f.model_dump_json() for r in self.records for f in r.findings)],
             "error": self.error.as_dict() if self.error else None,
         }
 

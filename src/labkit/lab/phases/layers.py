@@ -33,9 +33,9 @@ class Layers(Phase):
         jobs = {on: {"kind": "components", "source": source, "batch": self.batch, "length": self.length, "limit": self.limit} for on, source in jobs.items()}
         with ThreadPoolExecutor(len(jobs)) as pool, self.progress("components") as progress:
             self.results = dict(zip(jobs, pool.map(lambda job: run_job(job, progress=progress), jobs.values())))
-        for on, result in self.results.items():
-            for text in result["findings"]:
-                self.finding(on, str(text))
+        for result in self.results.values():
+            for found in result["findings"]:
+                self.finding(**found)
         rows = [[on, jobs[on]["source"], f"{self.batch} x {self.length}", result["table"]["passed"], result["seconds"]] for on, result in self.results.items()]
         return Section(title="Measure", items=[Table(title="Comparisons", columns=["on", "source", "tokens", "passed", "seconds"], rows=rows, code=["source"])])
 

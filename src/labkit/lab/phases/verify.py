@@ -63,7 +63,7 @@ class Verify(Phase):
         if (on, mode) not in self._loaded:
             loaded = self._loaded[on, mode] = Reference.load(self.directory(on), mode, trust_remote_code=self.source.config.trust_remote_code)
             for text in loaded.findings:
-                self.finding(f"reference, {on}", text)
+                self.finding("reference", text)
         return self._loaded[on, mode]
 
     def ours(self, on: str, dtype: str):
@@ -127,8 +127,8 @@ class Verify(Phase):
         self.record.outcome.setdefault("exact", {"passed": True, "max_rel_error": 0.0})
         self.record.outcome["exact"]["passed"] &= verdict.passed
         self.record.outcome["exact"]["max_rel_error"] = max(self.record.outcome["exact"]["max_rel_error"], verdict.value)
-        for text in result["findings"]:
-            self.finding(f"exact, {on}", str(text))
+        for found in result["findings"]:
+            self.finding(**found)
         rows = [[p["length"], p["rel_error"], p["max_kl"], f"{p['top_1']:.0%}"] for p in result["prompts"]]
         tables = [
             Table(title="Logits by prompt", columns=["tokens", "relative error", "max KL, nats", "first choice agrees"], rows=rows),
