@@ -6,6 +6,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 
+# Bytecode is written at the first import, not for 19,000 files at install: where the environment forbids it, every process would compile anew.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: run test lab install
 
 run: $(STAMP)
