@@ -23,7 +23,7 @@ def sides(model: str = "smollm2-135m"):
     from labkit.converters import load_model
     from labkit.hf.reference import Reference
     from labkit.hf.source import open_source
-    from labkit.parity.greedy import greedy
+    from labkit.parity.greedy import GreedyDecoder
 
     source = open_source(model)
     ours, config, _ = load_model(source, dtype=jnp.float32)
@@ -32,10 +32,10 @@ def sides(model: str = "smollm2-135m"):
     graphdef, state = nnx.split(ours)
     forward = jax.jit(lambda state, tokens: nnx.merge(graphdef, state)(tokens))
     device_tokens = jnp.asarray(tokens, jnp.int32)
-    prompt = tokens[:, :PROMPT]
+    prompt, decode = tokens[:, :PROMPT], GreedyDecoder(ours, unroll=True)
     return {
         "forward": (lambda: forward(state, device_tokens).block_until_ready(), lambda: theirs.logits(tokens)),
-        "greedy": (lambda: greedy(ours, prompt, STEPS), lambda: theirs.greedy(prompt, STEPS)),
+        "greedy": (lambda: decode(prompt, STEPS), lambda: theirs.greedy(prompt, STEPS)),
     }
 
 

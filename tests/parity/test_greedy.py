@@ -6,13 +6,18 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.layers.cache import KVCache
-from labkit.parity.greedy import cached_equals_full, greedy
+from labkit.parity.greedy import GreedyDecoder, cached_equals_full, greedy
 
 
 def test_greedy_is_the_references(both, x64):
     ours = greedy(both.model, both.tokens[:1], 16)
     assert ours.shape == (1, 28) and np.array_equal(ours, both.reference.greedy(both.tokens[:1], 16))
     assert np.array_equal(ours, greedy(both.model, both.tokens[:1], 16, capacity=40))
+
+
+def test_unrolled_decoding_chooses_the_same_tokens(both, x64):
+    decode = GreedyDecoder(both.model, unroll=True)
+    assert np.array_equal(decode(both.tokens[:1], 16), greedy(both.model, both.tokens[:1], 16))
 
 
 def test_greedy_refuses_what_it_cannot_do(both):

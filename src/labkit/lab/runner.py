@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.errors import BlockedError, InputError, LabError
+from labkit.hf.threads import PATIENT
 from labkit.lab import handover, records
 from labkit.lab.phases import PHASES, phase_class
 from labkit.lab.phases.base import identity, inputs_fingerprint
@@ -186,7 +187,8 @@ def _kernel(asked: str | None, handovers: Path, lock: Path):
 
     from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-    environment = {"LABKIT_HANDOVERS": str(handovers), "LABKIT_LOCK_HELD": str(lock)}
+    environment = {name: value for name, value in PATIENT.items() if name not in os.environ}
+    environment |= {"LABKIT_HANDOVERS": str(handovers), "LABKIT_LOCK_HELD": str(lock)}
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     before = {name: os.environ.get(name) for name in (*environment, "JUPYTER_PATH", "JPY_SESSION_NAME")}
     with tempfile.TemporaryDirectory(prefix="labkit-kernel-") as folder:

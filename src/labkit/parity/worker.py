@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from labkit.errors import BlockedError, BusyError, GateError, InputError, LabError
+from labkit.hf.threads import PATIENT
 
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
 _ERRORS = {cls.__name__: cls for cls in (LabError, InputError, BusyError, BlockedError, GateError)}
@@ -29,7 +30,7 @@ def run_job(job: dict, *, progress=None, timeout: float | None = 3600) -> dict:
     try:
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         source = str(Path(__file__).parents[2])
-        environment = _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
+        environment = PATIENT | _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
         # Files instead of pipes for the error stream: a chatty library cannot block the worker.
         with open(folder / "stderr", "wb") as errors:
             process = subprocess.Popen(
