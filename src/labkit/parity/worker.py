@@ -30,7 +30,9 @@ def run_job(job: dict, *, progress=None, timeout: float | None = 3600) -> dict:
     try:
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         source = str(Path(__file__).parents[2])
-        environment = PATIENT | _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
+        environment = (
+            PATIENT | _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
+        )
         # Files instead of pipes for the error stream: a chatty library cannot block the worker.
         with open(folder / "stderr", "wb") as errors:
             process = subprocess.Popen(
