@@ -8,6 +8,7 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.hf import architectures
+from labkit.hf.config_cache import remembered
 from labkit.hf.rope_spellings import check_rope, normalise_rope
 
 TEXT_TOWERS = ("text_config", "language_config", "llm_config", "decoder", "generator")
@@ -123,13 +124,22 @@ class HFConfig:
         """The name of the installed config class of the text tower, None for an unknown type."""
         return architectures.config_classes().get(self.model_type) or (type(self.hf).__name__ if self.hf is not None else None)
 
-    @property
+    @functools.cached_property
     def aliases(self) -> dict[str, str]:
         """Names that the class maps to other names (`num_experts` -> `num_local_experts`): effective holds the latter."""
+        return self._remembered("aliases", self._aliases)
+
+    def _aliases(self) -> dict[str, str]:
         return dict(type(self.hf).attribute_map) if self.hf is not None else {}
+
+    def _remembered(self, name: str, compute) -> dict:
+        return remembered(self.raw, name, compute) if self.known else compute()
 
     @functools.cached_property
     def effective(self) -> dict:
+        return self._remembered("effective", self._effective)
+
+    def _effective(self) -> dict:
         if self.hf is None:
             return copy.deepcopy(self.raw_text)
         effective = normalise_rope(self.hf.to_dict())
@@ -141,11 +151,17 @@ class HFConfig:
     @functools.cached_property
     def described(self) -> dict:
         """`effective`, and what some classes compute as properties and leave out of `to_dict()`: the number of layers and their kinds."""
+        return self._remembered("described", self._described)
+
+    def _described(self) -> dict:
         properties = {key: getattr(self.hf, key, None) for key in ("num_hidden_layers", "layer_types", "layers_block_type")} if self.hf is not None else {}
         return {**{key: value for key, value in properties.items() if isinstance(value, (int, list))}, **self.effective}
 
     @functools.cached_property
     def defaults(self) -> dict:
+        return self._remembered("defaults", self._defaults)
+
+    def _defaults(self) -> dict:
         if self.hf is None:
             return {}
         try:
