@@ -15,7 +15,7 @@ run: $(STAMP)
 	$(BIN)/labkit run $(MODEL) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab notebooks

@@ -17,6 +17,10 @@ def pytest_configure(config):
     if "LABKIT_SCRATCH" not in os.environ or not hasattr(config, "workerinput"):
         config.labkit_scratch = tempfile.TemporaryDirectory(prefix="labkit-tests-")
         os.environ["LABKIT_SCRATCH"] = config.labkit_scratch.name
+    # Compiling is most of the tests' time: workers and the processes that they start share it.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(os.environ["LABKIT_SCRATCH"], "jax-cache"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def pytest_unconfigure(config):
