@@ -333,10 +333,9 @@ class Verify(Phase):
             ]
         self.command("verify against goldens, also those made elsewhere", f"labkit check {quoted(self.source.model)} --golden FILE.jsonl")
         table = Table(title="Goldens", columns=["goldens", "tokens", "max KL, nats", "greedy identical", "greedy stored", "reference in"], rows=rows)
-        return Section(
         where = f"handovers/{path.parent.name}/{path.name}"
-        return Section(title="Goldens", items=[table, Text(words="One JSON object per line with prompt, tokens and logits, in {path}.", values={"path": where})])
-        )
+        words = Text(words="One JSON object per line with prompt, tokens and logits, in {path}.", values={"path": where})
+        return Section(title="Goldens", items=[table, words])
 
     @cell
     def control(self) -> Section:
