@@ -35,6 +35,7 @@ def exact_result():
 
 def test_exact_passes_and_its_control_fails(exact_result):
     verdict = exact_verdict(exact_result)
+    assert exact_result["diagnosis"] == []
     assert verdict.passed and verdict.value <= 1e-12 and verdict.limit == 1e-9
     control = exact_result["control"]
     assert not control["passed"] and control["rel_error"] > 1e-9 and control["max_kl"] < 1e-4
@@ -67,6 +68,8 @@ def test_a_wrong_port_fails_the_exact_job(monkeypatch, both):
     monkeypatch.setattr(jobs, "_both", wrong_side)
     result = execute({"kind": "exact", "source": TINY, "lengths": [12], "capture_length": 12, "cache_length": 0, "control": False})
     assert not result["passed"] and not exact_verdict(result).passed and exact_verdict(result).value > 1e-6
+    named = result["diagnosis"][0]
+    assert named["component"] == "norms" and "eps" in named["cause"] and named["certain"] and "modeling_llama.py:" in named["reference"]
 
 
 def test_float32_passes(float32, both):

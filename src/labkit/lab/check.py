@@ -45,9 +45,12 @@ class Check:
 
     def plain(self) -> str:
         lines = [f"{'pass' if v.passed else 'FAIL'}  {v.name}, {v.on}: {number(v.value)} (limit {number(v.limit)}) {v.measure}" for v in self.verdicts]
-        lines += [f"FAIL  phase {r.phase}, {g.plain()}" for r in self.records for g in r.gates if not g.passed]
+        lines += [f"phase {r.phase}: {g.plain()}" for r in self.records for g in r.gates if not g.passed]
         held, count = sum(g.passed for r in self.records for g in r.gates), sum(len(r.gates) for r in self.records)
         lines.append(f"{self.model}: {self.status}, {held} of {count} gates hold")
+        for finding in self.as_json()["findings"]:
+            parts = [f"{finding['component']}: {finding['cause']}.", finding["evidence"], f"Fix: {finding['fix']}" if finding["fix"] else ""]
+            lines.append("finding  " + " ".join(part if part.endswith(".") else f"{part}." for part in parts if part))
         if self.error:
             lines.append(self.error.paragraph())
         return "\n".join(lines)

@@ -56,6 +56,16 @@ def _table(model, tokens, captured, limit):
     return compare_components(capture(model, tokens), capture(model, tokens, inject=captured), captured, limit=limit)
 
 
+def _diagnosis(model, source, config, tokens, captured, table, progress) -> list[dict]:
+    """Findings that name each fault of a table that is not green, [] for one that is."""
+    from labkit.parity.diagnose import diagnose
+
+    if table.passed:
+        return []
+    progress(0.75, "naming the faults")
+    return [finding.as_dict() for finding in diagnose(model, source.config.model_type, config, tokens, captured, table)]
+
+
 def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: int = 0, limit: float = EXACT_LIMIT, control: bool = True) -> dict:
     """The component checklist of tokens [batch, length], random by `seed`."""
     source, reference, model, config, findings = _both(source, progress)
@@ -65,6 +75,7 @@ def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: 
     progress(0.5, "recording our model, free and isolated")
     table = _table(model, tokens, captured, limit)
     result = {"tokens": [batch, length], "table": table.as_dict(), "passed": table.passed, "findings": findings, "arrays": {}}
+    result["diagnosis"] = _diagnosis(model, source, config, tokens, captured, table, progress)
     if control:
         progress(0.8, "the control that must fail")
         wrong, key, right, value = _wrong(model, source, config)
@@ -148,6 +159,7 @@ def exact_job(
         "limit": limit,
         "passed": bool(worst <= limit and table.passed),
         "findings": findings,
+        "diagnosis": _diagnosis(model, source, config, tokens, captured, table, progress),
         "parameters": int(sum(p.numel() for p in reference.model.parameters())),
         "arrays": arrays,
     }

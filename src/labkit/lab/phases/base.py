@@ -140,6 +140,12 @@ class Phase:
         self.gate(f"{name} verdict, {on}", passed, value, limit, measure)
         return verdict
 
+    def diagnosed(self, result: dict, measured: str) -> None:
+        """The faults that an exact job named: component, cause, the reference's line beside ours, and what would mend it."""
+        for fault in result["diagnosis"]:
+            lines = f"; reference {fault['reference']}, ours {fault['ours']}" if fault["reference"] or fault["ours"] else ""
+            self.finding(fault["component"], fault["cause"], f"{measured}: {fault['evidence']}{lines}", fault["fix"])
+
     def finding(self, component: str, cause: str, evidence: str = "", fix: str = "") -> None:
         found = Finding(component=component, cause=cause, evidence=evidence, fix=fix)
         if found not in self.record.findings:

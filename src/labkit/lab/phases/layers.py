@@ -91,15 +91,7 @@ class Layers(Phase):
             self.limit,
             "worst isolated relative error over the checklist; a missing module fails too",
         )
-        for name in table["missing"]:
-            self.finding(name, "the reference has this module with weights and ours has no record of it", f"component checklist, {on}")
-        for fault in table["isolated_faults"][:8]:
-            self.finding(
-                fault["place"],
-                f"{fault['kind']}: the {fault['what']} differs by {number(fault['error'])} with the reference's own input",
-                f"component checklist, {on}",
-                "compare the lines that the checklist cites",
-            )
+        self.diagnosed(self.results[on], f"component checklist, {on}")
         items = [
             Table(
                 title=f"Component checklist, {on}",

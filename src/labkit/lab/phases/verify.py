@@ -129,6 +129,7 @@ class Verify(Phase):
         self.record.outcome["exact"]["max_rel_error"] = max(self.record.outcome["exact"]["max_rel_error"], verdict.value)
         for found in result["findings"]:
             self.finding(**found)
+        self.diagnosed(result, f"exact, {on}")
         rows = [[p["length"], p["rel_error"], p["max_kl"], f"{p['top_1']:.0%}"] for p in result["prompts"]]
         tables = [
             Table(title="Logits by prompt", columns=["tokens", "relative error", "max KL, nats", "first choice agrees"], rows=rows),
