@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Check:
     status: str
     records: list[Record] = field(default_factory=list)
     error: LabError | None = None
+    scratch: Path | None = None
 
     @property
     def exit_code(self) -> int:
@@ -62,16 +64,25 @@ def check(model: str, *, revision: str = "", trust_remote_code: bool = False, go
     with tempfile.TemporaryDirectory(prefix="labkit-check-") as folder:
         os.environ["LABKIT_HANDOVERS"] = folder
         try:
-            return _run(model, {"revision": revision, "trust_remote_code": trust_remote_code}, golden, Path(folder), say)
+            return _run(model, {"revision": revision, "trust_remote_code": trust_remote_code}, golden, say)
         finally:
             for name, value in before.items():
                 os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def _run(model: str, common: dict, golden: str, folder: Path, say) -> Check:
+def _run(model: str, common: dict, golden: str, say) -> Check:
     result = Check(model, None, "pass")
+    try:
+        return _phases(result, model, common, golden, say)
+    finally:
+        if result.scratch is not None:
+            shutil.rmtree(result.scratch, ignore_errors=True)
+
+
+def _phases(result: Check, model: str, common: dict, golden: str, say) -> Check:
     for number_ in PHASES:
         phase = phase_class(number_)(model, **common, **({"golden": golden} if golden and PHASES[number_] == "verify" else {}))
+        result.scratch = phase.scratch
         result.model, result.family = phase.record.model, phase.record.family
         result.records.append(phase.record)
         try:

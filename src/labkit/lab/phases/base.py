@@ -184,10 +184,11 @@ class Phase:
 
     @property
     def scratch(self) -> Path:
-        """This source's own folder in the scratch: subset and checkpoints."""
+        """The folder in the scratch for this source and these records: subset and checkpoints. Runs with other handovers share nothing with it."""
         from labkit.hf import scratch_dir
 
-        folder = scratch_dir() / "runs" / f"{self.records.slug}-{self.source.fingerprint[:12]}"
+        place = hashlib.sha256(str(self.records.folder.resolve()).encode()).hexdigest()
+        folder = scratch_dir() / "runs" / f"{self.records.slug}-{self.source.fingerprint[:12]}-{place[:6]}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -1,0 +1,31 @@
+"""`labkit check` leaves nothing behind, and runs with other handovers share no scratch."""
+
+import os
+from pathlib import Path
+
+from labkit.lab.check import check
+from labkit.lab.phases.discover import Discover
+
+
+def runs() -> list[Path]:
+    folder = Path(os.environ["LABKIT_SCRATCH"]) / "runs"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_check_that_ends_at_a_wall_leaves_nothing():
+    before = runs()
+    result = check("tiny:gpt_neox")
+    assert (result.status, result.exit_code) == ("blocked", 1)
+    assert "gpt_neox" in result.as_json()["error"]["what"] and len(result.records) == 1
+    assert runs() == before
+    assert not Path(os.environ["LABKIT_HANDOVERS"]).exists()
+
+
+def test_two_handovers_folders_do_not_share_scratch(tmp_path, monkeypatch):
+    scratches = []
+    for name in ("a", "b"):
+        monkeypatch.setenv("LABKIT_HANDOVERS", str(tmp_path / name))
+        phase = Discover("tiny:qwen3")
+        scratches.append(phase.scratch)
+        phase.finish()
+    assert len(set(scratches)) == 2
