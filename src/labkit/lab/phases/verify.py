@@ -25,13 +25,13 @@ class Verify(Phase):
     number, name, title = 4, "verify", "the three verdicts, on the subset and on the full model"
     cells = (
         "exact_subset",
+        "float32_subset",
+        "bfloat16_subset",
         "exact_full",
         "activations",
         "cache",
-        "float32_subset",
         "float32_full",
         "greedy",
-        "bfloat16_subset",
         "bfloat16_full",
         "goldens",
         "control",
