@@ -2,11 +2,14 @@
 
 import shutil
 
+import pytest
+
 from labkit.lab.inspect import inspect
 from labkit.models import get_family
 from tests.test_cli import command
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_environment_is_a_family_for_every_process(tmp_path, monkeypatch):
     folder = tmp_path / "olmo2"
     shutil.copytree(get_family("llama").path, folder)

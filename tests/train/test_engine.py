@@ -38,7 +38,7 @@ def reference_loss(source, batch):
     return float(loss.detach()), float(plain.detach()), {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(MODELS[0], marks=pytest.mark.slow), MODELS[1]])
 def test_loss_and_gradients_equal_the_reference(name):
     source = open_source(name)
     with jax.enable_x64(True):
