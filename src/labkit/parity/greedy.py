@@ -1,5 +1,6 @@
 """Greedy decoding as one compiled loop, for any model of the garden, and the proof that decoding with the cache equals the full forward."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -69,16 +70,24 @@ def _decode(graphdef, form, weights, first, cache, steps):
     weights: the model's state, or with `form`, its tree structure, the leaves, those of stacked layers as lists.
     """
     chosen = jnp.zeros((first.shape[0], cache.capacity), jnp.int32).at[:, 0].set(first)
+    scan = form is None
+    # Stacked inside the step and taken apart at its end, so that the compiler folds each layer's slice of a stack back into the array it came from.
+    stack = lambda leaf: jnp.stack(leaf) if isinstance(leaf, list) else leaf
+    apart = lambda cache: cache if scan else dataclasses.replace(cache, layers=jax.tree.map(lambda leaf: list(jnp.unstack(leaf)), cache.layers))
+    whole = lambda cache: cache if scan else dataclasses.replace(cache, layers=jax.tree.map(stack, cache.layers, is_leaf=_is_layers))
 
     def step(carry):
         done, token, cache, chosen = carry
-        # Stacked inside the step, so that the compiler folds each layer's slice of the stack back into the array it came from.
-        state = weights if form is None else jax.tree.unflatten(form, [jnp.stack(leaf) if isinstance(leaf, list) else leaf for leaf in weights])
-        logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=cache, scan=form is None)
+        state = weights if scan else jax.tree.unflatten(form, [stack(leaf) for leaf in weights])
+        logits, cache = nnx.merge(graphdef, state)(token[:, None], cache=whole(cache), scan=scan)
         token = _choose(logits)
-        return done + 1, token, cache, jax.lax.dynamic_update_slice(chosen, token[:, None], (jnp.zeros_like(done), done))
+        return done + 1, token, apart(cache), jax.lax.dynamic_update_slice(chosen, token[:, None], (jnp.zeros_like(done), done))
 
-    return jax.lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.ones((), jnp.int32), first, cache, chosen))[-1]
+    return jax.lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.ones((), jnp.int32), first, apart(cache), chosen))[-1]
+
+
+def _is_layers(node) -> bool:
+    return isinstance(node, list) and all(isinstance(leaf, jax.Array) for leaf in node)
 
 
 def _choose(logits):
