@@ -90,4 +90,5 @@ def test_killed_and_interrupted_in_every_phase_it_resumes_and_tells(tmp_path):
     assert done.returncode == 0
     text = (tmp_path / "tiny-qwen3_handover.md").read_text()
     for number in (1, 2, 3, 4):
-        assert f"Kernel died in phase {number} at cell" in text and f"Interrupted in phase {number} at cell" in text
+        # A signal may arrive between two cells, where there is no cell to name.
+        assert f"Kernel died in phase {number} at cell" in text and f"Interrupted in phase {number}" in text
