@@ -1,4 +1,4 @@
-# make run | test | lab: each installs once into .venv (again when pyproject.toml changes).
+# make run | test | board | lab: each installs once into .venv (again when pyproject.toml changes).
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2-135m
@@ -9,13 +9,16 @@ STAMP := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 # Bytecode is written at the first import, not for 19,000 files at install: where the environment forbids it, every process would compile anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run test lab install
+.PHONY: run test lab board install
 
 run: $(STAMP)
 	$(BIN)/labkit run $(MODEL) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+board: $(STAMP)
+	$(BIN)/labkit board $(ARGS)
 
 lab: $(STAMP)
 	$(BIN)/jupyter lab notebooks

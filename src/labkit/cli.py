@@ -181,6 +181,25 @@ def families(as_json, update, handovers) -> None:
 
 
 @cli.command()
+@click.argument("types", nargs=-1)
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Types at a time.")
+@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="A file that gets one JSON line per type.")
+@click.option("--held-out", "apart", is_flag=True, help="The types that are kept apart, and no other.")
+@click.option("--resume", is_flag=True, help="Keep the lines that the file of --json holds; prove the rest.")
+@click.option("--time-limit", default=180.0, show_default=True, help="Seconds that one type may take.")
+@click.option("--steps", default=None, help="Only these steps, e.g. prefill,decode.")
+def board(types, jobs, out, apart, resume, time_limit, steps) -> None:
+    """Translate and prove every decoder-only type of the installed transformers (or TYPES), and print the table."""
+    from labkit.lab.board import board
+
+    options = ["--steps", steps] if steps else []
+    say = lambda line: click.echo(line, err=True)
+    result = board(types, jobs=jobs, out=out, apart=apart, resume=resume, time_limit=time_limit, options=options, say=say)
+    click.echo(result.plain())
+    sys.exit(result.exit_code)
+
+
+@cli.command()
 @as_json
 def doctor(as_json) -> None:
     """This machine: packages, devices, memory, scratch."""
