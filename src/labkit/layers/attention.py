@@ -97,3 +97,28 @@ def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | N
     out = jnp.einsum("bkms,bksd->bkmd", probabilities, v_bskd.transpose(0, 2, 1, 3))
     out = out.reshape(batch, kv_heads, -1, length, v_bskd.shape[-1]).transpose(0, 3, 1, 2, 4)
     return tag(out.reshape(batch, length, heads, -1), "attn")
+
+
+def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: float | None = None, sinks=None):
+    """`eager_attention_forward` of transformers: grouped-query attention with an additive mask, head h reading key-value head h // (heads / kv_heads).
+
+    q [batch, heads, length, head_dim], k and v [batch, kv_heads, keys, head_dim], mask [batch, 1 or heads, length, keys] or None -> [batch, length, heads,
+    head_dim]. Scores in the input dtype, softmax in at least float32, probabilities back in the input dtype. sinks: [heads], one further logit per head that
+    takes part in the softmax and is dropped after it (`gpt_oss`' order of rounding: the maximum is taken off before the softmax).
+    """
+    batch, heads, length, head_dim = q_bhtd.shape
+    kv_heads, keys = k_bksd.shape[1:3]
+    grouped = (batch, kv_heads, heads // kv_heads, length)
+    scores = jnp.einsum("bkmd,bksd->bkms", q_bhtd.reshape(batch, kv_heads, -1, head_dim), k_bksd) * constant(scaling, q_bhtd.dtype)
+    if softcap is not None:
+        scores = jnp.tanh(scores / constant(softcap, scores.dtype)) * constant(softcap, scores.dtype)
+    scores = scores.reshape(*grouped, keys)
+    if mask is not None:
+        scores = scores + (mask[:, :, None] if mask.shape[1] == 1 else mask.reshape(mask.shape[0], *grouped[1:3], *mask.shape[2:])).astype(scores.dtype)
+    if sinks is not None:
+        column = jnp.broadcast_to(sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1), (*grouped, 1))
+        scores = jnp.concatenate([scores, column], -1)
+        scores = scores - jnp.max(scores, -1, keepdims=True)
+    probabilities = jax.nn.softmax(widen(scores), -1).astype(v_bksd.dtype)
+    out = jnp.einsum("bkms,bksd->bkmd", probabilities[..., :keys].reshape(batch, kv_heads, -1, keys), v_bksd)
+    return tag(out.reshape(batch, heads, length, -1).swapaxes(1, 2), "attn")

@@ -7,26 +7,28 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def grouped_matmul(rows, group_sizes, weights, block: int):
+def grouped_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
     """Row i of [rows, in] times the [in, out] matrix of the group it lies in; rows sorted by group, group_sizes int [groups] summing to at most rows.
+
+    transposed: weights are [groups, out, in].
 
     Rows past the last group come out as zero. On TPU this is `ragged_dot`. Elsewhere, where XLA would lower that to a product with every expert, groups are cut
     into blocks of `block` rows and each block meets its own matrix only.
     """
 
     def ragged(rows, group_sizes, weights):
-        out = jax.lax.ragged_dot(rows, weights, group_sizes)
+        out = jax.lax.ragged_dot(rows, weights.swapaxes(1, 2) if transposed else weights, group_sizes)
         return jnp.where((jnp.arange(rows.shape[0]) < jnp.sum(group_sizes))[:, None], out, jnp.zeros((), out.dtype))
 
     def blocked(rows, group_sizes, weights):
-        return _blocked_matmul(rows, group_sizes, weights, block)
+        return _blocked_matmul(rows, group_sizes, weights, block, transposed)
 
     return jax.lax.platform_dependent(rows, group_sizes, weights, tpu=ragged, default=blocked)
 
 
-@functools.partial(jax.jit, static_argnames="block")  # compiled once when a capture runs the model eagerly
-def _blocked_matmul(rows, group_sizes, weights, block: int):
-    count, groups = rows.shape[0], weights.shape[0]
+@functools.partial(jax.jit, static_argnames=("block", "transposed"))  # compiled once when a capture runs the model eagerly
+def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool):
+    count, groups, width = rows.shape[0], weights.shape[0], weights.shape[1 if transposed else 2]
     blocks = min(count, -(-count // block) + groups)
     starts = jnp.cumsum(group_sizes) - group_sizes
     blocks_before = jnp.cumsum(-(-group_sizes // block))
@@ -36,9 +38,10 @@ def _blocked_matmul(rows, group_sizes, weights, block: int):
     row = first[:, None] + jnp.arange(block, dtype=first.dtype)
     valid = (index < blocks_before[-1])[:, None] & (row < (starts + group_sizes)[group][:, None])
     gathered = jnp.where(valid[..., None], rows[jnp.minimum(row, count - 1)], jnp.zeros((), rows.dtype))
-    products = jax.lax.map(lambda pair: pair[0] @ weights[pair[1]], (gathered, group))
+    product = lambda pair: pair[0] @ (weights[pair[1]].T if transposed else weights[pair[1]])
+    products = jax.lax.map(product, (gathered, group))
     target = jnp.where(valid, row, count)
-    return jnp.zeros((count, weights.shape[-1]), rows.dtype).at[target.reshape(-1)].set(products.reshape(-1, weights.shape[-1]), mode="drop")
+    return jnp.zeros((count, width), rows.dtype).at[target.reshape(-1)].set(products.reshape(-1, width), mode="drop")
 
 
 def expert_block(tokens: int, top_k: int, experts: int) -> int:

@@ -2,6 +2,8 @@
 
 import contextlib
 import enum
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +76,36 @@ class Sharding:
         """The spec of a stored weight, set once at construction."""
         return self.spec(tensor_name, axes, TensorType.WEIGHT)
 
+    @classmethod
+    def for_mesh(cls, config, mesh) -> "Sharding":
+        """The mapping for a mesh. Families whose guards need the config's sizes override this."""
+        return cls(dict(mesh.shape))
+
+    def fitted(self, tensor_name: str, axes: tuple[str | None, ...] | None, shape: tuple[int, ...]) -> PartitionSpec:
+        """The spec of a stored weight of known shape: a dimension takes as many of its mesh axes as divide it and are not taken yet.
+
+        axes None: the largest dimension as "embed", the next as "mlp". A weight of two or more dimensions and 256 or more elements that this leaves whole is
+        cut along the first dimension that divides.
+        """
+        sizes = dict(self.sizes)
+        if axes is None:
+            order = sorted(range(len(shape)), key=lambda dim: -shape[dim]) if len(shape) > 1 else []
+            axes = tuple("embed" if order[:1] == [dim] else "mlp" if order[1:2] == [dim] else None for dim in range(len(shape)))
+        taken, entries = set(), []
+        for size, axis in zip(shape, axes):
+            mapped = None if axis is None else self.map_axis(axis, tensor_name, TensorType.WEIGHT)
+            names = () if mapped is None else (mapped,) if isinstance(mapped, str) else tuple(mapped)
+            names = next((names for names in _subsets(names) if not taken & set(names) and size % _shards(names, sizes) == 0), ())
+            taken |= set(names)
+            entries.append(names)
+        if _shards(taken, sizes) == 1 and len(shape) > 1 and math.prod(shape) >= 256:
+            for names in _subsets(("fsdp", "expert", "tensor")):
+                dim = next((dim for dim, size in enumerate(shape) if size % _shards(names, sizes) == 0), None)
+                if _shards(names, sizes) > 1 and dim is not None:
+                    entries = [names if dim == at else () for at in range(len(shape))]
+                    break
+        return PartitionSpec(*(None if not names else names[0] if len(names) == 1 else names for names in entries))
+
     def constrain(self, x, tensor_name: str, axes: tuple[str | None, ...]):
         """An activation held to its spec under the ambient mesh; outside a mesh, or where a dimension does not divide, that axis is left to the compiler."""
         mesh = jax.sharding.get_abstract_mesh()
@@ -87,6 +119,15 @@ class Sharding:
                 shards *= mesh.shape[name]
             entries.append(entry if size % shards == 0 else None)
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+
+
+def _shards(names, sizes: dict[str, int]) -> int:
+    return math.prod(sizes[name] for name in names)
+
+
+def _subsets(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """All of `names`, then fewer, in order."""
+    return [subset for count in range(len(names), -1, -1) for subset in itertools.combinations(names, count)]
 
 
 def tracing() -> bool:

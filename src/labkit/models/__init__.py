@@ -1,6 +1,6 @@
 """The garden: one folder per family, found lazily."""
 
-from labkit.models.config import ConfigView, DecoderConfig, read_config
+from labkit.models.config import ConfigView, DecoderConfig, FrozenDict, TranslatedConfig, read_config
 from labkit.models.registry import (
     MODEL_ENGINE_CONFIG_REGISTRY,
     MODEL_FLOPS_REGISTRY,
@@ -19,6 +19,8 @@ __all__ = [
     "ConfigView",
     "DecoderConfig",
     "Family",
+    "FrozenDict",
+    "TranslatedConfig",
     "get_family",
     "read_config",
     "refined_families",

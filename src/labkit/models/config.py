@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -77,6 +78,72 @@ class DecoderConfig:
         """The fields that bear their Hugging Face key's name and are present in `hf`, lists as tuples."""
         own = [field.name for field in dataclasses.fields(cls) if field.name not in ("dtype", "param_dtype")]
         return {name: tuple(hf[name]) if isinstance(hf[name], list) else hf[name] for name in own if name in hf}
+
+
+class FrozenDict(Mapping):
+    """A mapping of a config: hashable, its own mappings and lists frozen too; keys can be read as attributes."""
+
+    def __init__(self, items: Mapping = ()):
+        self._items = {str(key): freeze(value) for key, value in dict(items).items()}
+        self._hash = None
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name not in self._items:
+            raise AttributeError(name)
+        return self._items[name]
+
+    def __hash__(self):
+        if self._hash is None:
+            self._hash = hash(frozenset(self._items.items()))
+        return self._hash
+
+    def __eq__(self, other):
+        return isinstance(other, Mapping) and dict(self._items) == {key: freeze(value) for key, value in other.items()}
+
+    def __repr__(self):
+        return f"FrozenDict({self._items!r})"
+
+
+def freeze(value):
+    """A config value that can be hashed: mappings as `FrozenDict`, lists as tuples, whatever they hold too."""
+    if isinstance(value, FrozenDict):
+        return value
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TranslatedConfig(DecoderConfig):
+    """A config whose fields are the attributes that a translated decoder reads; each field bears the attribute's name.
+
+    ALIASES: attribute -> the key that holds it, as in `attribute_map` of the reference's class.
+    """
+
+    ALIASES: ClassVar[Mapping] = {}
+
+    @classmethod
+    def from_hf(cls, hf: Mapping) -> "TranslatedConfig":
+        """Every field from its key, or the key that it stands for; a missing key leaves the field's default. Raises KeyError for a field without one."""
+        found = {}
+        for field in dataclasses.fields(cls):
+            if field.name in ("dtype", "param_dtype"):
+                continue
+            key = next((key for key in (cls.ALIASES.get(field.name, field.name), field.name) if key in hf), None)
+            if key is not None:
+                found[field.name] = freeze(hf[key])
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise KeyError(field.name)
+        return cls(**found)
 
 
 def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32, param_dtype=None):
