@@ -137,6 +137,43 @@ def test_tied_and_ignored_tensors_are_accounted_for():
     assert not audit_table(table, plan, targets, tensors | {"model.layers.x.inv_freq": (2,)}).passed
 
 
+def test_an_optional_table_applies_where_the_model_has_the_parameter():
+    _, plan, targets, tensors = dense()
+    extra = Rule("layers.k.bias", "model.layers.{layer}.k.bias"), Rule("norm.weight", "model.norm.weight")
+    assert audit_table(RuleTable(EMBED, KERNEL, *extra, optional=True), plan, targets, tensors).passed
+    assert not audit_table(RuleTable(EMBED, KERNEL, *extra), plan, targets, tensors).passed
+    report = audit_table(RuleTable(EMBED, KERNEL, optional=True), plan, targets | {"norm.weight": (5,)}, tensors | {"model.layers.0.k.bias": (5,)})
+    assert report.unread and report.unfilled == ["norm.weight (5,) is filled by no rule"]
+
+
+def test_a_plain_list_has_one_parameter_per_number():
+    _, plan, targets, tensors = dense()
+    table = RuleTable(EMBED, KERNEL, Rule("H.{i}.w.{j}.kernel", Layout("model.H.{i}.w.{j}.weight", Transpose(1, 0))), optional=True)
+    more = {f"H.{i}.w.{j}.kernel": (2 + i, 3) for i in range(2) for j in range(12)}
+    disk = {f"model.H.{i}.w.{j}.weight": (3, 2 + i) for i in range(2) for j in range(12)}
+    report = audit_table(table, plan, targets | more, tensors | disk)
+    assert report.passed and ("model.H.1.w.11.weight",) in [a.sources[0] for a in report.expansion.assignments]
+    assert audit_table(table, plan, targets | more, tensors | without(disk, "model.H.1.w.11.weight")).missing
+
+
+def test_the_leading_part_of_names_is_the_one_on_disk():
+    table, plan, targets, tensors = dense()
+    table = RuleTable(*table, Tied("head", to="model.embed.weight"), optional=True, prefixes=("model.", "model.text.", ""))
+    for prefix in ("model.", "model.text.", ""):
+        spelled = {n.replace("model.", prefix): s for n, s in tensors.items()}
+        report = audit_table(table, plan, targets, spelled | {"head": (7, 5)})
+        assert report.passed and report.expansion.tied["head"].to == f"{prefix}embed.weight"
+    assert not audit_table(table, plan, targets, {n.replace("model.", "other."): s for n, s in tensors.items()}).passed
+
+
+def test_ignored_regular_expressions_never_hide_what_a_rule_reads():
+    table, plan, targets, tensors = dense()
+    table = RuleTable(*table, Ignored(r"layers\.\d+\.", reason="not ours", regex=True))
+    report = audit_table(table, plan, targets, tensors | {"model.layers.0.mask": (1,)})
+    assert report.passed and set(report.expansion.ignored) == {"model.layers.0.mask"}
+    assert not audit_table(table, plan, targets, tensors | {"model.mask": (1,)}).passed
+
+
 def test_patterns_are_literal_but_for_their_numbers():
     regex = pattern_regex("model.layers.{layer}.e.{expert}.w")
     assert regex.fullmatch("model.layers.10.e.3.w")["expert"] == "3"

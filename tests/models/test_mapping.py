@@ -6,7 +6,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.models.mapping import Concat, Ignored, Layout, MergeAxis, Reverse, Rule, RuleTable, Split, SplitAxis, Stack, Tied, Transpose, Unstack
+from labkit.models.mapping import (
+    Concat,
+    Deinterleave,
+    Each,
+    Ignored,
+    Interleave,
+    Layout,
+    MergeAxis,
+    Reverse,
+    Rule,
+    RuleTable,
+    Split,
+    SplitAxis,
+    Stack,
+    Tied,
+    Transpose,
+    Unstack,
+)
+from labkit.models.name_patterns import fields_of, fill, pattern_regex
 
 DTYPES = [np.float32, np.float16, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 
@@ -27,7 +45,7 @@ def step_and_shapes(draw):
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)))
     axis = draw(st.integers(0, len(shape) - 1))
     count = draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(["transpose", "split_axis", "merge_axis", "reverse", "stack", "unstack", "concat", "split"]))
+    kind = draw(st.sampled_from(["transpose", "split_axis", "merge_axis", "reverse", "stack", "unstack", "concat", "split", "interleave", "each"]))
     if kind == "transpose":
         return Transpose(*draw(st.permutations(range(len(shape))))), [shape] * count
     if kind == "split_axis":
@@ -41,9 +59,15 @@ def step_and_shapes(draw):
         return Stack(draw(st.integers(0, len(shape)))), [shape] * count
     if kind == "unstack":
         return Unstack(axis), [shape]
+    if kind == "interleave":
+        n = draw(st.integers(1, 3))
+        return draw(st.sampled_from([Interleave, Deinterleave]))(axis, n), [(*shape[:axis], shape[axis] * n, *shape[axis + 1 :])] * count
+    if kind == "each":
+        reversal = tuple(reversed(range(len(shape))))
+        return Each(*[(Transpose(*reversal), Reverse(axis)), (), (SplitAxis(axis, 1), MergeAxis(axis, 1))][:count]), [shape] * count
     sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     if kind == "concat":
-        return Concat(axis, sizes), [(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes]
+        return Concat(axis, draw(st.sampled_from([None, sizes]))), [(*shape[:axis], n, *shape[axis + 1 :]) for n in sizes]
     return Split(axis, sizes), [(*shape[:axis], sum(sizes), *shape[axis + 1 :])]
 
 
@@ -56,7 +80,7 @@ def test_inverse_undoes_every_step_bit_for_bit(case, dtype):
     assert [a.shape for a in out] == step.shapes(shapes)
     back = step.inverse(shapes).forward(out)
     assert all(map(equal_bits, back, arrays)) and len(back) == len(arrays)
-    if not (isinstance(step, MergeAxis) and step.n is None):
+    if not (isinstance(step, MergeAxis) and step.n is None) and not (isinstance(step, Concat) and step.sizes is None):
         assert step.backward_shapes(step.shapes(shapes)) == list(shapes)
 
 
@@ -149,3 +173,38 @@ def test_rules_of_different_kinds_may_share_a_target():
         [Rule("layers.a", "{layer}.x", kinds="p"), Rule("layers.a", "{layer}.y", kinds="q")], Ignored("{layer}.z", reason="a buffer"), Tied("head", to="x")
     )
     assert len(table) == 4 and len(table.rules) == 2 and len(table.without("layers.a").rules) == 0
+
+
+def test_sizes_of_a_split_come_from_the_targets():
+    layout = Layout("fused", Transpose(1, 0), Split(0), Each((Transpose(1, 0),), ()))
+    sized = layout.sized([(3, 2), (5, 3)])
+    assert sized.steps[1] == Split(0, (2, 5)) and sized.sources == layout.sources
+    whole = filled((3, 7), np.float32)
+    one, two = sized.forward([whole])
+    assert one.shape == (3, 2) and two.shape == (5, 3) and equal_bits(sized.backward([one, two], [(3, 7)])[0], whole)
+    with pytest.raises(ValueError, match="meets shapes"):
+        layout.forward([whole])
+    assert Layout("plain", Transpose(1, 0)).sized([(1, 2)]) == Layout("plain", Transpose(1, 0))
+
+
+def test_interleaved_pairs_become_halves():
+    assert Deinterleave(0).forward([np.arange(6)])[0].tolist() == [0, 2, 4, 1, 3, 5]
+    assert Interleave(0).forward([np.arange(6)])[0].tolist() == [0, 3, 1, 4, 2, 5]
+    with pytest.raises(ValueError, match="meets shape"):
+        Deinterleave(0).forward([np.arange(5)])
+
+
+def test_patterns_shift_layers_and_refuse_other_placeholders():
+    assert fill("a.{layer}.b.{layer-1}.c.{layer*2+1}.{i}", {"layer": 5, "i": 0}) == "a.5.b.4.c.11.0" and fill("a.{expert}", {"layer": 1}) == "a.{expert}"
+    assert fields_of("a.{layer*2}.{expert}") == ("layer", "expert")
+    assert pattern_regex("a.{layer*2}.x", layer=3).fullmatch("a.6.x") and not pattern_regex("a.{layer*2}.x", layer=3).fullmatch("a.3.x")
+    for wrong in ("a.{head}", "a.{}", "a.{layer", "a.{layer/2}"):
+        with pytest.raises(ValueError, match="may stand in a name pattern"):
+            fields_of(wrong)
+
+
+def test_placeholders_of_a_target_stand_in_every_source():
+    Rule("H.{i}.w", "model.H.{i}.w")
+    for target, source in (("H.{i}.w", "model.H.w"), ("H.w", "model.H.{i}.w"), ("layers.{i}.w", "model.{layer}.w"), ("H.{layer}.w", "model.H.{layer}.w")):
+        with pytest.raises(ValueError, match="must stand|may stand"):
+            Rule(target, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from labkit.layers.plan import LayerPlan
 from labkit.models.mapping import Ignored, Layout, Rule, RuleTable, Shape, Tied
+from labkit.models.name_patterns import fields_of, fill, pattern_regex
 
 
 @dataclass(frozen=True)
@@ -93,50 +93,92 @@ def expand(table: RuleTable, plan: LayerPlan, targets: Mapping[str, Shape], name
     targets: path -> shape of every parameter (stacked ones with their layer axis). names: the tensors on disk. Per rule the layout is the one that they show.
     """
     on_disk, problems, assignments = set(names), [], []
+    table, paths = table.spoken(on_disk), _Paths(targets)
     for rule in table.rules:
-        places = _places(rule, plan)
+        places = [place for place in _places(rule, plan, paths) if not table.optional or any(t.path in targets for t in place.targets)]
         candidates = [_assign(rule, layout, places, targets, on_disk) for layout in rule.layouts]
         chosen, problem = _choose(rule, candidates, on_disk)
         problems.extend([problem] if problem else [])
         assignments.extend(candidates[chosen])
-    ignored = {name: entry for entry in table.ignored for name in on_disk if pattern_regex(entry.pattern).fullmatch(name)}
-    return Expansion(tuple(assignments), {e.name: e for e in table.tied if e.name in on_disk}, ignored, tuple(problems))
+    read = {name for a in assignments for name in a.names}
+    ignored = {name: e for e in table.ignored if not e.regex for name in on_disk if pattern_regex(e.pattern).fullmatch(name)}
+    for entry in table.ignored:
+        if entry.regex:
+            ignored.update({name: entry for name in on_disk if name not in read and name not in ignored and re.search(entry.pattern, name)})
+    tied = {e.name: e for e in table.tied if e.name in on_disk}
+    return Expansion(tuple(assignments), tied, {name: e for name, e in ignored.items() if name not in tied or not e.regex}, tuple(problems))
 
 
-def _places(rule: Rule, plan: LayerPlan) -> list[tuple[int | None, str, int | None]]:
-    """(HF layer, path prefix, stack index) for every application of the rule, in Hugging Face's order."""
+@dataclass(frozen=True)
+class _Place:
+    """One application of a rule: the Hugging Face layer, if it is per layer, the numbers of its placeholders, and where it lands."""
+
+    layer: int | None
+    numbers: dict[str, int]
+    targets: tuple[Target, ...]
+
+
+class _Paths:
+    """The numbers for which a target with placeholders is a parameter of the model."""
+
+    def __init__(self, targets: Mapping[str, Shape]):
+        self.targets, self._found = targets, {}
+
+    def numbers(self, path: str) -> list[dict[str, int]]:
+        if not fields_of(path):
+            return [{}]
+        if path not in self._found:
+            matches = map(pattern_regex(path).fullmatch, self.targets)
+            self._found[path] = sorted(({name: int(n) for name, n in match.groupdict().items()} for match in matches if match), key=lambda d: sorted(d.items()))
+        return self._found[path]
+
+
+def _places(rule: Rule, plan: LayerPlan, paths: _Paths) -> list[_Place]:
+    """Every application of the rule, in Hugging Face's order."""
     if not rule.stacked:
-        return [(None, "", None)]
+        return [_Place(None, numbers, tuple(Target(fill(t, numbers), None) for t in rule.targets)) for numbers in paths.numbers(rule.targets[0])]
     places = []
     for layer, kind in enumerate(plan.kinds):
         if rule.applies_to(kind):
             segment, position, index = plan.locate(layer)
-            places.append((layer, plan.parameter_path(segment, position), index))
+            reached = [plan.parameter_path(segment, position) + t.removeprefix("layers") for t in rule.targets]
+            places += [_Place(layer, numbers, tuple(Target(fill(t, numbers), index) for t in reached)) for numbers in paths.numbers(reached[0])]
     return places
 
 
-def _assign(rule: Rule, layout: Layout, places, targets: Mapping[str, Shape], on_disk: set[str]) -> list[Assignment]:
+def _assign(rule: Rule, layout: Layout, places: list[_Place], targets: Mapping[str, Shape], on_disk: set[str]) -> list[Assignment]:
     out = []
-    for layer, prefix, index in places:
-        reached = tuple(Target(t if layer is None else prefix + t.removeprefix("layers"), index) for t in rule.targets)
-        experts = _num_experts(layout, layer, reached, targets, on_disk)
+    for place in places:
+        own = _sized(layout, place, targets)
+        patterns = [fill(pattern, {"layer": place.layer, **place.numbers}) for pattern in layout.sources]
+        experts = _num_experts(own, patterns, place, targets, on_disk)
         groups = tuple(
-            tuple(pattern.format(layer=layer, expert=e) for e in range(experts)) if stacked else (pattern.format(layer=layer),)
-            for pattern, stacked in zip(layout.sources, layout.per_expert)
+            tuple(fill(pattern, {"expert": e}) for e in range(experts)) if stacked else (pattern,) for pattern, stacked in zip(patterns, layout.per_expert)
         )
-        out.append(Assignment(rule, layout, layer, groups, reached))
+        out.append(Assignment(rule, own, place.layer, groups, place.targets))
     return out
 
 
-def _num_experts(layout: Layout, layer: int | None, reached: tuple[Target, ...], targets: Mapping[str, Shape], on_disk: set[str]) -> int:
+def _rows(place: _Place, targets: Mapping[str, Shape]) -> list[Shape]:
+    return [tuple(targets[t.path])[t.index is not None :] for t in place.targets]
+
+
+def _sized(layout: Layout, place: _Place, targets: Mapping[str, Shape]) -> Layout:
+    try:
+        return layout.sized(_rows(place, targets))
+    except (KeyError, ValueError, IndexError):
+        return layout
+
+
+def _num_experts(layout: Layout, patterns: list[str], place: _Place, targets: Mapping[str, Shape], on_disk: set[str]) -> int:
     """How many tensors an `{expert}` pattern stands for: told by the parameter's shape, or, where the steps do not tell it, by the names on disk."""
     if not any(layout.per_expert):
         return 0
     try:
-        shapes = layout.backward_shapes([targets[t.path][t.index is not None :] for t in reached])
+        shapes = layout.backward_shapes(_rows(place, targets))
         return next(shape[0] for shape, stacked in zip(shapes, layout.per_expert) if stacked)
     except (KeyError, ValueError, IndexError):
-        regex = pattern_regex(next(p for p, stacked in zip(layout.sources, layout.per_expert) if stacked), layer=layer)
+        regex = pattern_regex(next(p for p, stacked in zip(patterns, layout.per_expert) if stacked))
         return max((int(match["expert"]) + 1 for match in map(regex.fullmatch, on_disk) if match), default=1)
 
 
@@ -152,19 +194,3 @@ def _choose(rule: Rule, candidates: list[list[Assignment]], on_disk: set[str]) -
         return shown[0], None
     complete = [i for i, names in enumerate(wanted) if names <= on_disk]
     return (complete or [0])[0], None
-
-
-@functools.lru_cache(maxsize=4096)
-def pattern_regex(pattern: str, layer: int | None = None) -> re.Pattern:
-    """A name pattern as a regular expression, {layer} and {expert} being numbers (the layer may be given)."""
-    parts = re.split(r"\{(layer|expert)\}", pattern)
-    seen, text = set(), ""
-    for i, part in enumerate(parts):
-        if i % 2 == 0:
-            text += re.escape(part)
-        elif part == "layer" and layer is not None:
-            text += str(layer)
-        else:
-            text += f"(?P={part})" if part in seen else rf"(?P<{part}>\d+)"
-            seen.add(part)
-    return re.compile(text)

@@ -7,247 +7,48 @@ elements and computes nothing, so it is exact in any dtype, and every step gives
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-Shape = tuple[int, ...]
-
-
-class Step:
-    """An exact map from a list of arrays to a list of arrays.
-
-    forward(arrays) and shapes(shapes) run it on values and on shapes alone; backward_shapes(shapes) goes from result to operand shapes; inverse(shapes) is
-    the step that undoes it on operands of these shapes. Each raises ValueError where the shapes do not fit.
-    """
-
-    def forward(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        raise NotImplementedError
-
-    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise NotImplementedError
-
-    def backward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise NotImplementedError
-
-    def inverse(self, shapes: Sequence[Shape]) -> Step:
-        raise NotImplementedError
-
-
-class _Elementwise(Step):
-    """A step that treats each array of the list alone."""
-
-    def one(self, array: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-    def one_shape(self, shape: Shape) -> Shape:
-        raise NotImplementedError
-
-    def one_backward_shape(self, shape: Shape) -> Shape:
-        return self.inverse([shape]).shapes([shape])[0]
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [self.one(a) for a in arrays]
-
-    def shapes(self, shapes):
-        return [self.one_shape(tuple(s)) for s in shapes]
-
-    def backward_shapes(self, shapes):
-        return [self.one_backward_shape(tuple(s)) for s in shapes]
-
-
-@dataclass(frozen=True, init=False)
-class Transpose(_Elementwise):
-    """Axes in a new order, as in numpy: `Transpose(1, 0)` turns torch's [out, in] into a kernel [in, out]."""
-
-    axes: tuple[int, ...]
-
-    def __init__(self, *axes: int):
-        if sorted(axes) != list(range(len(axes))):
-            raise ValueError(f"Transpose{axes} is not a permutation")
-        object.__setattr__(self, "axes", axes)
-
-    def one(self, array):
-        return array.transpose(self.axes)
-
-    def one_shape(self, shape):
-        if len(shape) != len(self.axes):
-            raise ValueError(f"Transpose{self.axes} meets shape {shape}")
-        return tuple(shape[a] for a in self.axes)
-
-    def inverse(self, shapes):
-        return Transpose(*(self.axes.index(i) for i in range(len(self.axes))))
-
-
-@dataclass(frozen=True)
-class SplitAxis(_Elementwise):
-    """Axis `axis` becomes two: (n, rest)."""
-
-    axis: int
-    n: int
-
-    def one(self, array):
-        return array.reshape(self.one_shape(array.shape))
-
-    def one_shape(self, shape):
-        if len(shape) <= self.axis or self.n < 1 or shape[self.axis] % self.n:
-            raise ValueError(f"{self} meets shape {shape}")
-        return (*shape[: self.axis], self.n, shape[self.axis] // self.n, *shape[self.axis + 1 :])
-
-    def inverse(self, shapes):
-        return MergeAxis(self.axis, self.n)
-
-    def one_backward_shape(self, shape):
-        return MergeAxis(self.axis, self.n).one_shape(shape)
-
-
-@dataclass(frozen=True)
-class MergeAxis(_Elementwise):
-    """Axes `axis` and `axis` + 1 become one. `n`, the size of the first, is needed only where operand shapes must be told from results."""
-
-    axis: int
-    n: int | None = None
-
-    def one(self, array):
-        return array.reshape(self.one_shape(array.shape))
-
-    def one_shape(self, shape):
-        if len(shape) <= self.axis + 1 or self.n not in (None, shape[self.axis]):
-            raise ValueError(f"{self} meets shape {shape}")
-        return (*shape[: self.axis], shape[self.axis] * shape[self.axis + 1], *shape[self.axis + 2 :])
-
-    def inverse(self, shapes):
-        sizes = {self.n} if self.n is not None else {s[self.axis] for s in shapes}
-        if len(sizes) != 1:
-            raise ValueError(f"{self} has no one inverse for shapes {list(shapes)}")
-        return SplitAxis(self.axis, sizes.pop())
-
-    def one_backward_shape(self, shape):
-        if self.n is None:
-            raise ValueError(f"{self} does not tell its operand's shape from {shape}; give n")
-        return SplitAxis(self.axis, self.n).one_shape(shape)
-
-
-@dataclass(frozen=True)
-class Reverse(_Elementwise):
-    """Elements along `axis` in reverse order."""
-
-    axis: int
-
-    def one(self, array):
-        return np.flip(array, self.axis)
-
-    def one_shape(self, shape):
-        if len(shape) <= self.axis:
-            raise ValueError(f"{self} meets shape {shape}")
-        return shape
-
-    def inverse(self, shapes):
-        return self
-
-
-@dataclass(frozen=True)
-class Stack(Step):
-    """All arrays, equal in shape, become one along a new axis `axis`. `count` is needed only where the shapes must be told from results."""
-
-    axis: int
-    count: int | None = None
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [np.stack(arrays, self.axis)]
-
-    def shapes(self, shapes):
-        shapes = [tuple(s) for s in shapes]
-        if len(set(shapes)) != 1 or self.axis > len(shapes[0]) or self.count not in (None, len(shapes)):
-            raise ValueError(f"{self} meets shapes {shapes}")
-        return [(*shapes[0][: self.axis], len(shapes), *shapes[0][self.axis :])]
-
-    def backward_shapes(self, shapes):
-        return Unstack(self.axis).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Unstack(self.axis)
-
-
-@dataclass(frozen=True)
-class Unstack(Step):
-    """One array becomes as many as axis `axis` is long, without that axis."""
-
-    axis: int
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [arrays[0][(slice(None),) * self.axis + (i,)] for i in range(arrays[0].shape[self.axis])]
-
-    def shapes(self, shapes):
-        if len(shapes) != 1 or len(shapes[0]) <= self.axis:
-            raise ValueError(f"{self} meets shapes {list(shapes)}")
-        shape = tuple(shapes[0])
-        return [shape[: self.axis] + shape[self.axis + 1 :]] * shape[self.axis]
-
-    def backward_shapes(self, shapes):
-        return Stack(self.axis).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Stack(self.axis)
-
-
-@dataclass(frozen=True)
-class Concat(Step):
-    """All arrays, of `sizes` along `axis`, become one."""
-
-    axis: int
-    sizes: tuple[int, ...]
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [np.concatenate(arrays, self.axis)]
-
-    def shapes(self, shapes):
-        shapes = [tuple(s) for s in shapes]
-        others = {s[: self.axis] + s[self.axis + 1 :] for s in shapes}
-        if len(others) != 1 or any(len(s) <= self.axis for s in shapes) or tuple(s[self.axis] for s in shapes) != tuple(self.sizes):
-            raise ValueError(f"{self} meets shapes {shapes}")
-        return [(*shapes[0][: self.axis], sum(self.sizes), *shapes[0][self.axis + 1 :])]
-
-    def backward_shapes(self, shapes):
-        return Split(self.axis, self.sizes).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Split(self.axis, self.sizes)
-
-
-@dataclass(frozen=True)
-class Split(Step):
-    """One array becomes several, of `sizes` along `axis`."""
-
-    axis: int
-    sizes: tuple[int, ...]
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return np.split(arrays[0], np.cumsum(self.sizes)[:-1].tolist(), self.axis)
-
-    def shapes(self, shapes):
-        if len(shapes) != 1 or len(shapes[0]) <= self.axis or shapes[0][self.axis] != sum(self.sizes):
-            raise ValueError(f"{self} meets shapes {list(shapes)}")
-        shape = tuple(shapes[0])
-        return [(*shape[: self.axis], n, *shape[self.axis + 1 :]) for n in self.sizes]
-
-    def backward_shapes(self, shapes):
-        return Concat(self.axis, self.sizes).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Concat(self.axis, self.sizes)
-
-
-def fields_of(pattern: str) -> tuple[str, ...]:
-    """The placeholders of a name pattern, `layer` and `expert` among them."""
-    return tuple(field for _, field, _, _ in string.Formatter().parse(pattern) if field is not None)
+from labkit.models.name_patterns import NUMBERS, fields_of
+from labkit.models.steps import (
+    Concat,
+    Deinterleave,
+    Each,
+    Interleave,
+    MergeAxis,
+    Reverse,
+    Shape,
+    Split,
+    SplitAxis,
+    Stack,
+    Step,
+    Transpose,
+    Unstack,
+)
+
+__all__ = [
+    "Concat",
+    "Deinterleave",
+    "Each",
+    "Ignored",
+    "Interleave",
+    "Layout",
+    "MergeAxis",
+    "Reverse",
+    "Rule",
+    "RuleTable",
+    "Shape",
+    "Split",
+    "SplitAxis",
+    "Stack",
+    "Step",
+    "Tied",
+    "Transpose",
+    "Unstack",
+]
 
 
 @dataclass(frozen=True, init=False)
@@ -260,8 +61,7 @@ class Layout:
     def __init__(self, sources: str | Sequence[str], *steps: Step):
         sources = (sources,) if isinstance(sources, str) else tuple(sources)
         for pattern in sources:
-            if set(fields_of(pattern)) - {"layer", "expert"}:
-                raise ValueError(f"{pattern}: only {{layer}} and {{expert}} may stand in a name pattern")
+            fields_of(pattern)
         object.__setattr__(self, "sources", sources)
         object.__setattr__(self, "steps", steps)
 
@@ -298,6 +98,18 @@ class Layout:
             shapes = step.backward_shapes(shapes)
         return list(shapes)
 
+    def sized(self, shapes: Sequence[Shape]) -> Layout:
+        """The layout with the sizes that its `Split` steps leave to the targets' shapes. ValueError where a later step does not tell them."""
+        if not any(isinstance(step, Split) and step.sizes is None for step in self.steps):
+            return self
+        steps = list(self.steps)
+        for position in reversed(range(len(steps))):
+            if isinstance(steps[position], Split):
+                steps[position] = steps[position].sized(shapes)
+            if any(isinstance(step, Split) and step.sizes is None for step in steps[:position]):
+                shapes = steps[position].backward_shapes(shapes)
+        return Layout(self.sources, *steps)
+
     def inverse(self, shapes: Sequence[Shape]) -> list[Step]:
         """The steps that lead from targets back to sources of these shapes."""
         trail = self.trace(shapes)
@@ -315,7 +127,8 @@ class Layout:
 class Rule:
     """Target parameter (or several, one per array that a layout leaves) and the layouts in which checkpoints hold it; the first is the default of export.
 
-    A target that starts with `layers.` is stacked over the layers of each plan position, of the given `kinds` only when they are given.
+    Where `{layer}` stands in the sources, every target starts with `layers.` and is stacked over the layers of each plan position, of the given `kinds` only
+    when they are given. A target with `{i}`, `{j}` or `{k}` stands for every parameter of the model whose path has numbers there.
     """
 
     targets: tuple[str, ...]
@@ -327,11 +140,16 @@ class Rule:
         layouts = tuple(layout if isinstance(layout, Layout) else Layout(layout) for layout in layouts)
         if not targets or not layouts:
             raise ValueError(f"a rule needs a target and a layout: {targets}, {layouts}")
-        stacked = {t.startswith("layers.") for t in targets}
+        numbers = {frozenset(fields_of(t)) for t in targets}
+        if len(numbers) != 1 or (numbers := set(*numbers)) - set(NUMBERS):
+            raise ValueError(f"{', '.join(targets)}: only {{i}}, {{j}} and {{k}} may stand in a target, the same ones in each")
+        stacked = layouts[0].per_layer
         for layout in layouts:
-            if len(stacked) != 1 or layout.per_layer not in stacked:
+            if layout.per_layer != stacked or any(t.startswith("layers.") != stacked and not t.startswith("layers.{") for t in targets):
                 raise ValueError(f"{', '.join(targets)}: {{layer}} must stand in the sources exactly when every target starts with 'layers.': {layout.sources}")
-        if kinds is not None and stacked != {True}:
+            if any(numbers != set(fields_of(s)) - {"layer", "expert"} for s in layout.sources):
+                raise ValueError(f"{', '.join(targets)}: {{i}}, {{j}} and {{k}} must stand in every source as in the targets: {layout.sources}")
+        if kinds is not None and not stacked:
             raise ValueError(f"{targets[0]}: kinds are for targets that start with 'layers.'")
         object.__setattr__(self, "targets", targets)
         object.__setattr__(self, "layouts", layouts)
@@ -339,7 +157,7 @@ class Rule:
 
     @property
     def stacked(self) -> bool:
-        return self.targets[0].startswith("layers.")
+        return self.layouts[0].per_layer
 
     def applies_to(self, kind: str) -> bool:
         return self.kinds is None or kind in self.kinds
@@ -355,16 +173,23 @@ class Tied:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A tensor on disk that makes no parameter, and why."""
+    """A tensor on disk that makes no parameter, and why. With `regex` the pattern is a regular expression found anywhere in a name that no rule reads."""
 
     pattern: str
     reason: str
+    regex: bool = False
 
 
 class RuleTable:
-    """The rules of one family, in order. ValueError when two rules share a target or a source that both would reach."""
+    """The rules of one family, in order. ValueError when two rules share a target or a source that both would reach.
 
-    def __init__(self, *entries: Rule | Tied | Ignored | Iterable):
+    optional: a rule applies where the model has its targets and nowhere else, so that one table serves every config of a family (what no rule fills or reads
+    is found by the audit all the same). prefixes: what the leading part `prefixes[0]` of a name may be on disk; the longest that some name there starts with
+    holds for all. "" is a checkpoint of the model without its head.
+    """
+
+    def __init__(self, *entries: Rule | Tied | Ignored | Iterable, optional: bool = False, prefixes: Sequence[str] = ()):
+        self.optional, self.prefixes = optional, tuple(prefixes)
         self.entries = tuple(_flatten(entries))
         self.rules = tuple(e for e in self.entries if isinstance(e, Rule))
         self.tied = tuple(e for e in self.entries if isinstance(e, Tied))
@@ -388,7 +213,31 @@ class RuleTable:
 
     def without(self, target: str) -> RuleTable:
         """The table less the rule for `target`: a control for the audits."""
-        return RuleTable(e for e in self.entries if not (isinstance(e, Rule) and target in e.targets))
+        return self._like(e for e in self.entries if not (isinstance(e, Rule) and target in e.targets))
+
+    def _like(self, entries: Iterable) -> RuleTable:
+        return RuleTable(entries, optional=self.optional, prefixes=self.prefixes)
+
+    def spoken(self, names: Iterable[str]) -> RuleTable:
+        """The table in the names of this checkpoint: its own prefix in place of the first of `prefixes`."""
+        names = tuple(names)
+        if not self.prefixes or not names:
+            return self
+        own, found = self.prefixes[0], max((p for p in self.prefixes if any(n.startswith(p) for n in names)), key=len, default=self.prefixes[0])
+        if own == found:
+            return self
+
+        def respelled(name: str) -> str:
+            return found + name.removeprefix(own) if name.startswith(own) else name
+
+        def entry(e):
+            if isinstance(e, Rule):
+                return Rule(e.targets, *(Layout([respelled(s) for s in layout.sources], *layout.steps) for layout in e.layouts), kinds=e.kinds)
+            if isinstance(e, Tied):
+                return Tied(respelled(e.name), respelled(e.to))
+            return e if e.regex else Ignored(respelled(e.pattern), e.reason)
+
+        return self._like(map(entry, self.entries))
 
 
 def _flatten(entries) -> Iterator:
