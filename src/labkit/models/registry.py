@@ -1,21 +1,24 @@
 """What a family is, and where it is found: refined slices by name, others by registration. Nothing is imported before it is asked for."""
 
 import dataclasses
+import functools
+import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from labkit.errors import BlockedError
+from labkit.errors import BlockedError, InputError
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One slice's public face (design, "Family slice").
 
-    name: the model_type. source: "refined" or "translated". config, sharding, model: classes. create(config, *, rngs, mesh=None, quant_mode_str=None) -> model.
+    name: the model_type. source: "refined", "translated" or "edited" (translated, and changed since by a person). config, sharding, model: classes. create(config, *, rngs, mesh=None, quant_mode_str=None) -> model.
     rules(config) -> RuleTable. tflops(config, *, batch, length, log) -> TrainingFlops. configure_engine(engine) -> engine.
     """
 
@@ -32,7 +35,10 @@ class Family:
 
 
 _GARDEN = Path(__file__).parent
+PROVENANCE = "provenance.json"
+"""The file beside a translated slice that says what it was made from."""
 _registered: dict[str, tuple[Callable[[], Family], str]] = {}
+_folders: dict[str, Path] = {}
 
 
 def refined_families() -> list[str]:
@@ -42,22 +48,51 @@ def refined_families() -> list[str]:
 
 def register_family(model_type: str, loader: Callable[[], Family], source: str = "translated") -> None:
     """Make a slice from outside the package known: `loader()` is called when the family is first asked for. A refined slice of the same name goes first."""
-    _registered[model_type] = (loader, source)
+    _registered[model_type] = (functools.cache(loader), source)
 
 
-def register_folder(folder: Path, source: str = "translated") -> None:
-    """Register a slice that lies in a folder of its own, named after its model type, with the files of a refined slice."""
+def register_folder(folder: Path, source: str | None = None) -> None:
+    """Register a slice that lies in a folder of its own, named after its model type, with the files of a refined slice. source: by its provenance when None."""
     folder = Path(folder)
+    source = source or folder_source(folder) or "translated"
 
     def load() -> Family:
         name = f"labkit_slices.{folder.name}"
+        for stale in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
+            del sys.modules[stale]
         spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            text = f"the slice cannot be imported: {type(error).__name__}: {error}"
+            raise InputError(text, folder, "mend the file that it names, or remove the folder to have it written anew") from error
         return dataclasses.replace(module.FAMILY, source=source, path=folder)
 
     register_family(folder.name, load, source)
+    _folders[folder.name] = folder
+
+
+def registered_folder(model_type: str) -> Path | None:
+    """The folder that a model type was last registered from."""
+    return _folders.get(model_type)
+
+
+def registered_source(model_type: str) -> str | None:
+    """What a registered slice is called: "translated" or "edited"."""
+    return _registered[model_type][1] if model_type in _registered else None
+
+
+def folder_source(folder: Path) -> str | None:
+    """"translated" for a slice whose files are as its provenance says they were written, "edited" where one differs, None without provenance."""
+    try:
+        files = json.loads((Path(folder) / PROVENANCE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError):
+        return None
+    same = all((Path(folder) / name).is_file() and hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest() == digest for name, digest in files.items())
+    return "translated" if same else "edited"
 
 
 def _register_from_environment() -> None:
@@ -67,11 +102,17 @@ def _register_from_environment() -> None:
             register_folder(Path(folder))
 
 
+def prefers_translated() -> bool:
+    """True with LABKIT_PREFER=translated: registered slices go before refined ones of the same name, to compare the two."""
+    return os.environ.get("LABKIT_PREFER") == "translated"
+
+
 def get_family(model_type: str) -> Family:
     """The slice of a model type: refined, or registered (by a call, or by $LABKIT_SLICES). Raises BlockedError when the garden has none."""
     _register_from_environment()
-    if model_type in refined_families():
-        return importlib.import_module(f"labkit.models.{model_type}").FAMILY
+    if model_type in refined_families() and not (prefers_translated() and model_type in _registered):
+        family = importlib.import_module(f"labkit.models.{model_type}").FAMILY
+        return dataclasses.replace(family, source=folder_source(_GARDEN / model_type) or family.source)
     if model_type in _registered:
         return _registered[model_type][0]()
     raise BlockedError(

@@ -110,11 +110,11 @@ def prove(model_type: str, sources: dict[str, Iterable[str]], *, steps: Iterable
 
 def _configuration(on: str, names: Iterable[str], steps: set[str], folder: Path) -> Iterator[Step]:
     subject = _Subject()
-    built = _take("build", on, lambda: subject.build(names))
+    built = take("build", on, lambda: subject.build(names))
     yield built
     if not built.passed:
         return
-    loaded = _take("load", on, subject.load)
+    loaded = take("load", on, subject.load)
     yield loaded
     measures = {
         "prefill": subject.prefill,
@@ -130,13 +130,13 @@ def _configuration(on: str, names: Iterable[str], steps: set[str], folder: Path)
             continue
         # A round trip asks for rules and shapes, not for a model that runs.
         if loaded.passed or name == "round trip":
-            yield _take(name, on, measure, LOOP_LIMIT if name == "loop" else EXACT_LIMIT)
+            yield take(name, on, measure, LOOP_LIMIT if name == "loop" else EXACT_LIMIT)
         else:
             yield Step(name, on, False, reason="not tried: the model was not loaded")
 
 
-def _take(name: str, on: str, measure: Callable, limit: float = EXACT_LIMIT) -> Step:
-    """Run one step. measure() -> None, an error, or (error, note)."""
+def take(name: str, on: str, measure: Callable, limit: float = EXACT_LIMIT) -> Step:
+    """Run one step; its failure is its own. measure() -> None, an error, or (error, note)."""
     start = time.perf_counter()
     step = Step(name, on, False)
     try:

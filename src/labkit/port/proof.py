@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from labkit.errors import LabError
+from labkit.port.slices import ensure_slice
 
 DEVICES = 8
 
@@ -19,17 +20,38 @@ def configurations(model_type: str) -> dict[str, list[str]]:
     return {"default": default_shaped(model_type), "distinct": [f"tiny:{model_type}"]}
 
 
-def prove(model_type: str, *, steps=None, configs=("default", "distinct"), say=lambda step: None) -> dict:
-    """Plain data: the `Proof` of `labkit.parity.proof`, and what the translation of the slice has to report.
+def prove(model_type: str, *, steps=None, configs=("default", "distinct"), translated: bool = False, force: bool = False, say=lambda step: None) -> dict:
+    """Plain data: the `Proof` of `labkit.parity.proof`, with the translation of the slice as its first step.
 
-    Keys besides the proof's: translated (bool, or None for a slice that was written by hand), refusals, unproven, translate_seconds.
+    translated: prove what the translator writes also where the garden has a refined slice. force: translate again where the cache has the slice. Keys besides the
+    proof's: translated (bool, or None for a refined slice), refusals, unproven, folder, fresh, translate_seconds.
     """
     from labkit.parity import proof as parity
 
     start = time.perf_counter()
+    if translated:
+        os.environ["LABKIT_PREFER"] = "translated"
     chosen = {name: names for name, names in configurations(model_type).items() if name in configs}
-    result = {"model_type": model_type, "translated": None, "refusals": [], "unproven": [], "translate_seconds": 0.0}
-    found = parity.prove(model_type, chosen, steps=parity.STEPS if steps is None else steps, say=say)
+    info = None
+
+    def translate() -> None:
+        nonlocal info
+        info = ensure_slice(model_type, force=force)
+
+    first = parity.take("translate", "source", translate)
+    if info is not None and info.refusals:
+        first.passed, first.reason = False, f"{len(info.refusals)} refused: {info.refusals[0]['construct']} at {info.refusals[0]['where']}"
+    say(first)
+    result = {
+        "translated": None if info is not None and info.kind == "refined" else first.passed,
+        "refusals": info.refusals if info else [],
+        "unproven": info.unproven if info else [],
+        "folder": str(info.folder) if info else "",
+        "fresh": bool(info and info.fresh),
+        "translate_seconds": first.seconds,
+    }
+    found = parity.prove(model_type, chosen, steps=parity.STEPS if steps is None else steps, say=say) if info else parity.Proof(model_type)
+    found.steps.insert(0, first)
     return found.as_dict() | result | {"seconds": round(time.perf_counter() - start, 2)}
 
 
@@ -47,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--steps", default=None, help="comma-separated names, e.g. prefill,decode")
     parser.add_argument("--configs", default="default,distinct")
+    parser.add_argument("--translated", action="store_true", help="the translated slice, also where the garden has a refined one")
+    parser.add_argument("--force", action="store_true", help="translate again even when the cache has the slice")
     given = parser.parse_args(arguments)
     os.environ.update({key: value for key, value in environment().items() if key == "XLA_FLAGS" or key not in os.environ})
 
@@ -59,10 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"      {step.note}", flush=True)
 
     try:
-        result = prove(given.model_type, steps=given.steps.split(",") if given.steps else None, configs=given.configs.split(","), say=say)
+        steps = given.steps.split(",") if given.steps else None
+        result = prove(given.model_type, steps=steps, configs=given.configs.split(","), translated=given.translated, force=given.force, say=say)
         result["error"] = None
     except LabError as error:
-        result = {"model_type": given.model_type, "kind": "", "passed": False, "steps": [], "error": error.as_dict()}
+        result = {"model_type": given.model_type, "kind": "", "passed": False, "translated": None, "steps": [], "error": error.as_dict()}
         print(f"FAIL  {error.paragraph()}", flush=True)
     if given.json:
         temporary = given.json.with_name(f".{given.json.name}.part")
