@@ -55,11 +55,19 @@ def prove(model_type: str, *, steps=None, configs=("default", "distinct"), trans
     return found.as_dict() | result | {"seconds": round(time.perf_counter() - start, 2)}
 
 
-def environment() -> dict[str, str]:
-    """What must be set before jax is imported: CPU only, eight devices, float64, strict promotion, compiled code shared through the scratch folder."""
-    from labkit.parity.worker import ENVIRONMENT, _compilation_cache
+def prepare() -> None:
+    """Make this process one for proofs: CPU only, eight devices, strict promotion, compiled code shared through the scratch folder. No computation may have run."""
+    import jax
 
-    return _compilation_cache() | ENVIRONMENT | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()}
+    from labkit.hf.scratch import scratch_dir
+
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()
+    # Imported packages have read their environment already, so jax is told directly.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(scratch_dir() / "jax-cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--translated", action="store_true", help="the translated slice, also where the garden has a refined one")
     parser.add_argument("--force", action="store_true", help="translate again even when the cache has the slice")
     given = parser.parse_args(arguments)
-    os.environ.update({key: value for key, value in environment().items() if key == "XLA_FLAGS" or key not in os.environ})
+    prepare()
 
     def say(step):
         value = "" if step.value is None else f"{step.value:.1e}"
