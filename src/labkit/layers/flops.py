@@ -1,8 +1,15 @@
 """Floating-point operations of a training step, from shapes. One multiply-add counts as two; backward counts as twice forward."""
 
 import dataclasses
+import logging
+import re
+from collections import Counter
 
 import numpy as np
+from flax import nnx
+
+log_flops = logging.getLogger("labkit.flops")
+_LISTED_EXPERT = re.compile(r"(?:.*\.)?experts\.\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,3 +37,90 @@ def training_flops(*, tokens: int, sequences: int, active_parameters: int, pairs
     """tokens: per step and device. sequences: how many. active_parameters: weights each token is multiplied with, head included. pairs: query-key pairs of one
     sequence summed over layers; heads and head_dim: of one layer."""
     return TrainingFlops(weights=6 * tokens * active_parameters / 1e12, attention=12 * sequences * pairs * heads * head_dim / 1e12)
+
+
+def decoder_training_flops(
+    config, create, *, batch: int, length: int, tied_head: str | None = None, experts_per_token: int | None = None, log: bool = True
+) -> TrainingFlops:
+    """Operations of one training step of any decoder, from its parameters' shapes and its config.
+
+    create(config, rngs=...) -> model. tied_head: path of the embedding that is the head as well. experts_per_token: how many of its layer's experts a token
+    visits.
+    """
+    abstract = nnx.eval_shape(lambda: create(config, rngs=nnx.Rngs(0)))
+    shapes = {".".join(map(str, path)): leaf.get_raw_value().shape for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
+    heads, head_dim = attention_heads(config)
+    flops = training_flops(
+        tokens=batch * length,
+        sequences=batch,
+        active_parameters=active_parameters(shapes, config.plan, tied_head=tied_head, experts_per_token=experts_per_token),
+        pairs=sum(attention_pairs(config, length)) if heads else 0,
+        heads=heads,
+        head_dim=head_dim,
+    )
+    if log:
+        log_flops.info("%s", flops)
+    return flops
+
+
+def active_parameters(shapes, plan, *, tied_head: str | None = None, experts_per_token: int | None = None) -> int:
+    """Weights that one token is multiplied with: every matrix, tables of embeddings left out, a mixture's experts as many as a token visits.
+
+    shapes: path -> shape of every parameter, layers stacked as `plan` says. A parameter below a module called `experts` holds its experts on the first axis, or
+    is one of several `experts.<number>`.
+    """
+    prefixes = tuple(plan.parameter_path(s, p) + "." for s, p, _ in plan.positions())
+    modules = Counter(name.rpartition(".")[0] for name in {match[0] for match in map(_LISTED_EXPERT.match, shapes) if match})
+    total = 0.0
+    for path, shape in shapes.items():
+        row = len(shape) - path.startswith(prefixes)
+        if row < 2 or path.split(".")[-1] == "embedding":
+            continue
+        count = float(np.prod(shape))
+        if experts_per_token is not None and (match := _LISTED_EXPERT.match(path)):
+            count *= experts_per_token / modules[match[0].rpartition(".")[0]]
+        elif experts_per_token is not None and "experts" in path.split(".")[:-1]:
+            if row < 3:
+                continue
+            count *= experts_per_token / shape[len(shape) - row]
+        total += count
+    return round(total + (np.prod(shapes[tied_head]) if tied_head else 0))
+
+
+def attention_heads(config) -> tuple[int, float]:
+    """(query heads, their dimension) of a config by the field's usual names, (0, 0) without attention. Where queries and values differ in size, the mean."""
+
+    def first(*names):
+        return next((value for value in (getattr(config, name, None) for name in names) if value is not None), None)
+
+    heads = first("num_attention_heads", "n_head", "n_heads", "num_heads")
+    if heads is None:
+        return 0, 0
+    if isinstance(heads, tuple):
+        heads = max(heads)
+    query, value = first("qk_head_dim"), first("v_head_dim")
+    if query is None and first("qk_nope_head_dim") is not None:
+        query = config.qk_nope_head_dim + (first("qk_rope_head_dim") or 0)
+    if query is not None:
+        return heads, (query + (query if value is None else value)) / 2
+    return heads, first("head_dim", "kv_channels") or first("hidden_size", "n_embd", "d_model") // heads
+
+
+def attention_pairs(config, length: int) -> list[int]:
+    """Query-key pairs of every layer of `config.plan`: its kind in `layer_types` or `layers_block_type` tells a window, a chunk, or no attention at all."""
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", None) is not False else None
+    if kinds is None:
+        return [visible_pairs(length, window)] * config.plan.num_layers
+    pairs = []
+    for kind in kinds[: config.plan.num_layers]:
+        if "sliding" in kind or "local" in kind:
+            pairs.append(visible_pairs(length, getattr(config, "sliding_window", None)))
+        elif "chunk" in kind and getattr(config, "attention_chunk_size", None):
+            whole, rest = divmod(length, config.attention_chunk_size)
+            pairs.append(whole * visible_pairs(config.attention_chunk_size) + visible_pairs(rest))
+        elif ("attention" in kind and "linear" not in kind) or kind == "hybrid":
+            pairs.append(visible_pairs(length))
+        else:
+            pairs.append(0)
+    return pairs

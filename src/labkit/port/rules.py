@@ -13,7 +13,7 @@ from labkit.errors import InputError
 from labkit.hf.renames import DiskNames, Fusion
 from labkit.models.mapping import Concat, Deinterleave, Each, Interleave, Layout, MergeAxis, Rule, RuleTable, Split, SplitAxis, Stack, Step, Transpose
 from labkit.models.name_patterns import fields_of
-from labkit.port.rules_text import rules_module
+from labkit.port.rules_text import identifier, rules_module
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def write_rules(
 
 def live_rules(family: str, text: str) -> Callable[..., RuleTable]:
     """`<family>_rules` of an emitted text: config -> RuleTable."""
-    namespace: dict = {"__name__": f"checkpoint_mappings_{family}"}
+    namespace: dict = {"__name__": f"checkpoint_mappings_{identifier(family)}"}
     exec(compile(text, f"checkpoint_mappings_{family}.py", "exec"), namespace)
-    return namespace[f"{family}_rules"]
+    return namespace[f"{identifier(family)}_rules"]
 
 
 def by_name_of(rule: Rule, parameters: Sequence[Parameter]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from labkit.models.mapping import Each, Layout, Rule, Step, Transpose
@@ -50,8 +51,13 @@ def rules_module(family: str, rules: Sequence[Rule], *, head=(), tied=(), ignore
     else:
         lines += [f"RULES = {main}"]
     lines += [f"{name} = {text}" for name, text in filter(None, parts)]
-    lines += ["", "", f"def {family}_rules(config) -> RuleTable:", '    """The rule table of one config."""', f"    {table}"]
+    lines += ["", "", f"def {identifier(family)}_rules(config) -> RuleTable:", '    """The rule table of one config."""', f"    {table}"]
     return "\n".join(lines) + "\n"
+
+
+def identifier(family: str) -> str:
+    """A model type as part of a Python name."""
+    return re.sub(r"\W", "_", family)
 
 
 def _groups(rules: Sequence[Rule]) -> list[list[tuple[Rule, str | None]]]:

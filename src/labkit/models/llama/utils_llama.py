@@ -3,7 +3,7 @@
 import logging
 
 from labkit.layers.flops import TrainingFlops, training_flops, visible_pairs
-from labkit.layers.loss import cross_entropy
+from labkit.layers.loss import causal_lm_loss
 
 log_flops = logging.getLogger("labkit.flops")
 
@@ -23,15 +23,6 @@ def calculate_llama_tflops_per_device(config, *, batch: int, length: int, log: b
     if log:
         log_flops.info("%s", flops)
     return flops
-
-
-def causal_lm_loss(model, batch):
-    """(loss, aux) of a dense decoder: the cross-entropy alone.
-
-    batch: inputs, targets int [batch, length]; optional inputs_position, inputs_segmentation, targets_segmentation of the same shape.
-    """
-    logits = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"))
-    return cross_entropy(logits, batch["targets"], batch.get("targets_segmentation")), {}
 
 
 def configure_llama_engine(engine):

@@ -3,7 +3,7 @@
 import logging
 
 from labkit.layers.flops import TrainingFlops, training_flops, visible_pairs
-from labkit.models.llama.utils_llama import causal_lm_loss
+from labkit.layers.loss import causal_lm_loss
 
 log_flops = logging.getLogger("labkit.flops")
 

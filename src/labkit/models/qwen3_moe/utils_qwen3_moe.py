@@ -3,7 +3,7 @@
 import logging
 
 from labkit.layers.flops import TrainingFlops, training_flops, visible_pairs
-from labkit.layers.loss import cross_entropy
+from labkit.layers.loss import mixture_lm_loss
 
 log_flops = logging.getLogger("labkit.flops")
 
@@ -25,20 +25,6 @@ def calculate_qwen3_moe_tflops_per_device(config, *, batch: int, length: int, lo
     if log:
         log_flops.info("%s", flops)
     return flops
-
-
-def mixture_lm_loss(model, batch):
-    """(loss, aux): the cross-entropy plus `router_aux_loss_coef` times the load-balancing loss.
-
-    batch: inputs, targets int [batch, length]; optional inputs_position, inputs_segmentation, targets_segmentation of the same shape. targets_segmentation
-    masks the
-    cross-entropy alone.
-    """
-    logits, aux = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"), return_aux=True)
-    loss = cross_entropy(logits, batch["targets"], batch.get("targets_segmentation"))
-    if "moe_lb_loss" in aux:
-        loss = loss + model.config.router_aux_loss_coef * aux["moe_lb_loss"]
-    return loss, aux
 
 
 def configure_qwen3_moe_engine(engine):
