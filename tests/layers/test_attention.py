@@ -95,3 +95,21 @@ def test_a_new_segment_starts_over_in_the_cache():
     located, _ = jax.jit(locate_tokens)(jnp.zeros((1, 3), jnp.int32), segment_ids=jnp.asarray([[1, 2, 2]]), cache=cache)
     assert located.positions.tolist() == [[2, 0, 1]]
     assert np.asarray(causal_mask(located))[0].astype(int).tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("length", [128, 201, 300])
+def test_causal_blocks_equal_the_reference_on_long_calls(length):
+    q, k, v = inputs(batch=1, length=length)
+    blocked, mask = ours(q, k, v, 70, scale=0.35, softcap=30.0, causal=True)
+    whole, _ = ours(q, k, v, 70, scale=0.35, softcap=30.0)
+    assert np.abs(blocked - reference(q, k, v, mask, 0.35, 30.0)).max() < 1e-12
+    assert np.abs(blocked - whole).max() < 1e-12
+
+
+def test_causal_blocks_are_wrong_for_a_mask_that_is_not_causal_and_untouched_when_keys_outnumber_queries():
+    q, k, v = map(jnp.asarray, inputs(batch=1, length=128))
+    everything = jnp.ones((1, 128, 128), bool)
+    whole = attend(q, k, v, everything, scale=0.35)
+    assert np.abs(attend(q, k, v, everything, scale=0.35, causal=True) - whole).max() > 1e-2
+    more_keys = everything[:, :64]
+    assert np.array_equal(attend(q[:, :64], k, v, more_keys, scale=0.35, causal=True), attend(q[:, :64], k, v, more_keys, scale=0.35))

@@ -12,6 +12,9 @@ from labkit.layers.tags import tag
 NO_WINDOW = 2**30
 """A window that no sequence reaches: full attention as per-layer data."""
 
+CAUSAL_BLOCKS, SHORTEST_BLOCK = 4, 64
+"""Causal attention works through its queries in at most this many blocks of at least this many rows: four leave out 3/8 of the scores."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
@@ -77,13 +80,25 @@ def causal_mask(tokens: Tokens, window=None):
     return visible[None] & same & (tokens.segment_ids != 0)[:, :, None]
 
 
-def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | None = None):
+def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | None = None, causal: bool = False):
     """Grouped-query attention, head h reading key-value head h // (heads / kv_heads).
 
     q [batch, length, heads, head_dim], k and v [batch, keys, kv_heads, head_dim], mask bool [batch, length, keys] -> [batch, length, heads, head_dim].
     Scores in the input dtype, softmax in at least float32, probabilities back in the input dtype (`eager_attention_forward` of transformers). A query that sees
-    nothing (padding) gets a finite value.
+    nothing (padding) gets a finite value. causal: the mask hides every key in a later row than the query's when there are as many keys as queries; long calls
+    then leave out blocks that the mask hides whole.
     """
+    length, keys = q_bthd.shape[1], k_bskd.shape[1]
+    blocks = max(1, min(CAUSAL_BLOCKS, length // SHORTEST_BLOCK)) if causal and length == keys else 1
+    bounds = [length * i // blocks for i in range(blocks)] + [length]
+    parts = []
+    for start, stop in zip(bounds, bounds[1:]):
+        seen = stop if blocks > 1 else keys
+        parts.append(_attend(q_bthd[:, start:stop], k_bskd[:, :seen], v_bskd[:, :seen], mask_bts[:, start:stop, :seen], scale, softcap))
+    return tag(parts[0] if blocks == 1 else jnp.concatenate(parts, 1), "attn")
+
+
+def _attend(q_bthd, k_bskd, v_bskd, mask_bts, scale, softcap):
     batch, length, heads, head_dim = q_bthd.shape
     keys, kv_heads = k_bskd.shape[1:3]
     # The queries of one key-value head as rows of one matrix: two plain batched products, twice as fast on CPU as the five-axis contraction.
@@ -96,7 +111,7 @@ def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | N
     probabilities = jax.nn.softmax(scores, -1).astype(v_bskd.dtype).reshape(batch, kv_heads, -1, keys)
     out = jnp.einsum("bkms,bksd->bkmd", probabilities, v_bskd.transpose(0, 2, 1, 3))
     out = out.reshape(batch, kv_heads, -1, length, v_bskd.shape[-1]).transpose(0, 3, 1, 2, 4)
-    return tag(out.reshape(batch, length, heads, -1), "attn")
+    return out.reshape(batch, length, heads, -1)
 
 
 def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: float | None = None, sinks=None):

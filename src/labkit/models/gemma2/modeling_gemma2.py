@@ -108,7 +108,7 @@ class Gemma2Attention(LlamaAttention):
         if cache is not None:
             cache = cache.write(k, v, tokens.slots[0])
             k, v = cache.key, cache.value
-        out = attend(q, k, v, causal_mask(tokens, window), scale=config.query_pre_attn_scalar**-0.5, softcap=config.attn_logit_softcapping)
+        out = attend(q, k, v, causal_mask(tokens, window), scale=config.query_pre_attn_scalar**-0.5, softcap=config.attn_logit_softcapping, causal=True)
         return self.o_proj(out.reshape(batch, length, -1)), cache
 
 

@@ -94,7 +94,7 @@ class LlamaAttention(nnx.Module):
         if cache is not None:
             cache = cache.write(k, v, tokens.slots[0])
             k, v = cache.key, cache.value
-        out = attend(q, k, v, causal_mask(tokens), scale=self.config.head_dim**-0.5)
+        out = attend(q, k, v, causal_mask(tokens), scale=self.config.head_dim**-0.5, causal=True)
         return self.o_proj(out.reshape(batch, length, -1)), cache
 
 
