@@ -126,8 +126,10 @@ def convert(model, out, dtype, no_scan, force, revision, trust_remote_code) -> N
     """Hugging Face MODEL to an Orbax checkpoint at OUT."""
     from labkit.converters import convert
     from labkit.hf import open_source
+    from labkit.port.slices import ensure_slice
 
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
+    ensure_slice(source).require()
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -143,7 +145,10 @@ def convert(model, out, dtype, no_scan, force, revision, trust_remote_code) -> N
 def export(ckpt, out) -> None:
     """An Orbax checkpoint CKPT of `labkit convert` back to a safetensors directory OUT, bit for bit."""
     from labkit.converters import export
+    from labkit.converters.checkpoint import read_metadata
+    from labkit.port.slices import ensure_slice
 
+    ensure_slice(read_metadata(ckpt)["family"]).require()
     with _bar("export") as progress:
         done = export(ckpt, out, progress=progress)
     click.echo(str(done))
@@ -178,6 +183,61 @@ def families(as_json, update, handovers) -> None:
             families.update(handovers)
         proven = families.proven()
         emit({"families": proven} if as_json else families.plain(proven))
+
+
+@cli.command(epilog=MODEL_HELP)
+@click.argument("model")
+@as_json
+@revision
+@remote_code
+def diagnose(model, as_json, revision, trust_remote_code) -> None:
+    """Where the port of MODEL first leaves the reference, which components are at fault alone, and why."""
+    from labkit.lab.diagnose import diagnose
+
+    with _only(as_json) as emit:
+        result = diagnose(model, revision=revision, trust_remote_code=trust_remote_code, say=_say)
+        emit(result.as_json() if as_json else result.plain())
+    sys.exit(result.exit_code)
+
+
+@cli.command(epilog=f"{MODEL_HELP} A bare model type means its tiny model.")
+@click.argument("model")
+@click.option("--write", is_flag=True, help="Put the slice into the garden for editing (./labkit_slices where the package cannot be written).")
+@click.option("--diff", is_flag=True, help="What the translator would write now against the slice there is.")
+@click.option("--force", is_flag=True, help="With --write: replace a slice that has been edited.")
+@click.option("--no-verdict", is_flag=True, help="Translate only.")
+@click.option("--code", is_flag=True, help="Show the files whole (the default on a terminal).")
+@as_json
+@revision
+@remote_code
+def port(model, write, diff, force, no_verdict, code, as_json, revision, trust_remote_code) -> None:
+    """Translate the reference's source of MODEL into a slice, show it, and judge it."""
+    from labkit.lab.port import port
+
+    with _only(as_json) as emit:
+        options = dict(revision=revision, trust_remote_code=trust_remote_code, write=write, diff=diff, force=force, judge=not no_verdict)
+        result = port(model, **options, say=_say)
+        if not as_json and not diff and (code or sys.stdout.isatty()):
+            _show_code(result.files())
+        emit(result.as_json() if as_json else result.plain())
+    sys.exit(result.exit_code)
+
+
+def _show_code(files: dict[str, str]) -> None:
+    """Python files with line numbers and colours on a terminal, plain elsewhere."""
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    console = Console(soft_wrap=True)
+    for name, text in files.items():
+        console.rule(name) if console.is_terminal else click.echo(f"# {name}")
+        console.print(Syntax(text, "python", line_numbers=True, word_wrap=False)) if console.is_terminal else click.echo(text)
+
+
+def _say(line: str) -> None:
+    """A line about long work, for people who watch."""
+    if sys.stderr.isatty():
+        click.echo(line, err=True)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""`tiny:` names of default-shaped checkpoints: small, and otherwise as the config class has it. The counterpart of the tiny rules, which avoid every coincidence."""
+"""`tiny:` names of default-shaped checkpoints: small, and otherwise as the config class has it; the tiny rules themselves avoid every coincidence."""
 
 import json
 from collections.abc import Iterator

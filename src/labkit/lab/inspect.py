@@ -1,4 +1,4 @@
-"""`labkit inspect`: facts, delta list and walls from config, headers and the reference's source; nothing is written."""
+"""`labkit inspect`: facts, delta list and walls from config, headers and the reference's source; no weight is read."""
 
 from labkit.errors import BlockedError, InputError
 from labkit.lab.show import Section, Table, Text
@@ -9,12 +9,16 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     from labkit.hf import open_source
     from labkit.hf.facts import config_table, decoder_pattern, parameters_by_component, walls
     from labkit.lab.deltas import delta_table, summary
+    from labkit.lab.slices import describe
     from labkit.models import get_family, read_config
     from labkit.port import delta_list
+    from labkit.port.slices import ensure_slice
 
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
-    family, config, reading, found = None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
+    family, config, reading, info, found = None, None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
     try:
+        info = ensure_slice(source)
+        info.require()
         family = get_family(source.config.model_type)
         config, reading = read_config(family, source.config.effective, source.config.defaults)
     except (BlockedError, InputError) as wall:
@@ -34,7 +38,8 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         "model": source.name,
         "family": source.config.model_type,
         "status": "blocked" if found else "pass",
-        "slice": family.source if family else None,
+        "slice": info.kind if info else None,
+        "translation": None if info is None or not info.provenance else {k: info.provenance[k] for k in ("fingerprint", "refusals", "unproven", "unusual")},
         "origin": source.origin,
         "directory": str(source.path),
         "fingerprint": source.fingerprint,
@@ -66,6 +71,8 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     ]
     if delta is not None:
         items += [Text(words="Donor: {donor}; " + summary(delta), values={"donor": delta.donor}), *([delta_table(delta)] if delta.rows else [])]
+    if info is not None and info.provenance:
+        items += describe(info)
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
     result["plain"] = Section(
         title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items

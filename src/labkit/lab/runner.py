@@ -80,7 +80,7 @@ def run(
             cls = phase_class(number)
             label = f"{number} {PHASES[number]}"
             record = store.read(number)
-            if not force and record is not None and _reusable(record, inputs_fingerprint(cls, source.fingerprint, chosen[number])):
+            if not force and record is not None and _reusable(record, inputs_fingerprint(cls, source, chosen[number])):
                 outcome.reused.append(number)
                 outcome.records[number] = record
                 say(f"{label}: DONE before, unchanged, reused")

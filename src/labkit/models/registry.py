@@ -18,7 +18,8 @@ from labkit.errors import BlockedError, InputError
 class Family:
     """One slice's public face (design, "Family slice").
 
-    name: the model_type. source: "refined", "translated" or "edited" (translated, and changed since by a person). config, sharding, model: classes. create(config, *, rngs, mesh=None, quant_mode_str=None) -> model.
+    name: the model_type. source: "refined", "translated" or "edited" (translated, and changed since by a person).
+    config, sharding, model: classes. create(config, *, rngs, mesh=None, quant_mode_str=None) -> model.
     rules(config) -> RuleTable. tflops(config, *, batch, length, log) -> TrainingFlops. configure_engine(engine) -> engine.
     """
 

@@ -74,7 +74,8 @@ class Proof:
         lines = [f"{self.model_type} ({self.kind}): {'proven' if self.passed else 'NOT proven'}, {self.seconds:.1f} s"]
         for s in self.steps:
             value = "" if s.value is None else f"{s.value:.1e}"
-            lines.append(f"  {'pass' if s.passed else 'FAIL'}  {s.on:8} {s.name:10} {value:8} {s.seconds:5.1f} s  {s.reason}{f' [{s.place}]' if s.place else ''}")
+            mark, place = "pass" if s.passed else "FAIL", f" [{s.place}]" if s.place else ""
+            lines.append(f"  {mark}  {s.on:8} {s.name:10} {value:8} {s.seconds:5.1f} s  {s.reason}{place}")
             lines += [f"        {s.note}"] if s.note else []
         return "\n".join(lines)
 
@@ -82,8 +83,8 @@ class Proof:
 def prove(model_type: str, sources: dict[str, Iterable[str]], *, steps: Iterable[str] = STEPS, say: Callable[[Step], None] = lambda step: None) -> Proof:
     """Take every step on every configuration. The family must be known to the registry.
 
-    sources: {name of the configuration: model names, the first that the reference can run is used}. The loop and the mesh are tried on the last one alone. say is
-    told each step as it ends. Raises nothing that a slice can cause: a failure is a step that did not pass.
+    sources: {name of the configuration: model names, the first that the reference can run is used}. The loop and the mesh are tried on the last one alone. say
+    is told each step as it ends. Raises nothing that a slice can cause: a failure is a step that did not pass.
     """
     import jax
 
@@ -144,7 +145,7 @@ def take(name: str, on: str, measure: Callable, limit: float = EXACT_LIMIT) -> S
         step.value, step.note = result if isinstance(result, tuple) else (result, "")
         step.passed = step.value is None or step.value <= limit
         step.reason = "" if step.passed else f"relative error {step.value:.1e}, limit {limit:.0e}"
-    except Exception as error:  # noqa: BLE001 - whatever a slice does is this step's failure and no other's
+    except Exception as error:
         step.reason, step.place = _reason(error), _place(error)
     step.seconds = round(time.perf_counter() - start, 2)
     return step
@@ -158,7 +159,7 @@ def _reason(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The innermost line of a slice that the error passed through, else of the lab, else of anything."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
     slices = [f for f in frames if "/modeling_" in f.filename and "/transformers/" not in f.filename or "/checkpoint_mappings_" in f.filename]
     own = [f for f in frames if "/labkit/" in f.filename]
     frame = (slices or own or frames)[-1]

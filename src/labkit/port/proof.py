@@ -23,8 +23,8 @@ def configurations(model_type: str) -> dict[str, list[str]]:
 def prove(model_type: str, *, steps=None, configs=("default", "distinct"), translated: bool = False, force: bool = False, say=lambda step: None) -> dict:
     """Plain data: the `Proof` of `labkit.parity.proof`, with the translation of the slice as its first step.
 
-    translated: prove what the translator writes also where the garden has a refined slice. force: translate again where the cache has the slice. Keys besides the
-    proof's: translated (bool, or None for a refined slice), refusals, unproven, folder, fresh, translate_seconds.
+    translated: prove what the translator writes also where the garden has a refined slice. force: translate again where the cache has the slice. Keys besides
+    the proof's: translated (bool, or None for a refined slice), refusals, unproven, folder, fresh, translate_seconds.
     """
     from labkit.parity import proof as parity
 
@@ -56,7 +56,7 @@ def prove(model_type: str, *, steps=None, configs=("default", "distinct"), trans
 
 
 def prepare() -> None:
-    """Make this process one for proofs: CPU only, eight devices, strict promotion, compiled code shared through the scratch folder. No computation may have run."""
+    """Make this process one for proofs, before anything is computed: CPU, eight devices, strict promotion, compiled code shared through the scratch folder."""
     import jax
 
     from labkit.hf.scratch import scratch_dir

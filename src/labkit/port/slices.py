@@ -1,4 +1,4 @@
-"""Where translated slices live: found, made when there is none, and registered. Kept by the source they were read from and by the translator that wrote them."""
+"""Where translated slices live: found, made when there is none, and registered. Kept by the source they were read from and the translator that wrote them."""
 
 import contextlib
 import datetime
@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 import labkit
-from labkit.errors import BlockedError, InputError
+from labkit.errors import BlockedError, InputError, LabError
 from labkit.hf import architectures
 from labkit.hf.scratch import scratch_dir
 from labkit.models.registry import PROVENANCE, folder_source, prefers_translated, refined_families, register_folder
@@ -72,23 +73,26 @@ def blocked(family: str, refusals: list[dict], where) -> BlockedError:
     listed = "; ".join(f"{r['construct']} at {r['where']} ({r['component']})" for r in refusals)
     advice = "; ".join(dict.fromkeys(r["advice"] for r in refusals if r["advice"])) or "write these methods by hand"
     count = f"{len(refusals)} construct{'s' if len(refusals) > 1 else ''}"
-    return BlockedError(f"{count} of {family} cannot be translated: {listed}", str(where), f"{advice}; `labkit port {family} --write` puts the rest into the garden")
+    what = f"{count} of {family} cannot be translated: {listed}"
+    return BlockedError(what, str(where), f"{advice}; `labkit port tiny:{family} --write` puts the rest into the garden")
 
 
 def ensure_slice(source, progress: Progress | None = None, *, force: bool = False) -> SliceInfo:
-    """The slice of a `Source` or of a model type: refined, kept outside the package, cached, or translated now. Registers what is not in the garden.
+    """The slice of a `Source` or of a model type: in the garden, kept outside the package, cached, or translated now. Registers what is not in the garden.
 
     Other processes learn of it through $LABKIT_SLICES, which this sets. force: translate again even where the cache has it. Raises BlockedError when there is
     no source to translate, or when it came with the model and is not trusted; refusals are returned, not raised.
     """
     model_type = source if isinstance(source, str) else source.config.model_type
-    if model_type in refined_families() and not prefers_translated():
-        folder = GARDEN / model_type
-        return SliceInfo(model_type, folder, folder_source(folder) or "refined", provenance=read_provenance(folder))
-    kept = kept_outside(model_type)
-    if kept is not None:
-        provenance = read_provenance(kept)
-        return _registered(SliceInfo(model_type, kept, folder_source(kept) or "translated", provenance=provenance, refusals=_still_refused(kept, provenance)))
+    there = slice_there(model_type)
+    if there is not None and not (there.folder.parent == GARDEN and prefers_translated()):
+        return there if there.folder.parent == GARDEN else _registered(there)
+    return _registered(cached_slice(source, progress, force=force))
+
+
+def cached_slice(source, progress: Progress | None = None, *, force: bool = False) -> SliceInfo:
+    """What the translator writes now for a `Source` or a model type, from the cache or made; nothing is registered. Errors as for `ensure_slice`."""
+    model_type = source if isinstance(source, str) else source.config.model_type
     _require_source(model_type, source)
     with _lock(model_type):
         folder = None if force else find_cached(model_type, source)
@@ -96,7 +100,31 @@ def ensure_slice(source, progress: Progress | None = None, *, force: bool = Fals
         if fresh:
             folder = write_cached(_translate(source, progress))
     provenance = read_provenance(folder)
-    return _registered(SliceInfo(model_type, folder, "translated", fresh, provenance["refusals"], provenance))
+    return SliceInfo(model_type, folder, "translated", fresh, provenance["refusals"], provenance)
+
+
+def slice_there(model_type: str) -> SliceInfo | None:
+    """The slice that a person has of a type, in the garden or outside the package, or None: what `ensure_slice` takes before it translates."""
+    folder = GARDEN / model_type if model_type in refined_families() else kept_outside(model_type)
+    if folder is None:
+        return None
+    kind = folder_source(folder) or ("refined" if folder.parent == GARDEN else "translated")
+    provenance = read_provenance(folder)
+    return SliceInfo(model_type, folder, kind, False, _still_refused(folder, provenance), provenance)
+
+
+def slice_identity(source) -> str:
+    """What a finished phase was run with: a digest of the files of a slice outside the garden, "" for one in it, "none" where there is none yet."""
+    model_type = source if isinstance(source, str) else source.config.model_type
+    if model_type in refined_families() and not prefers_translated():
+        return ""
+    folder = kept_outside(model_type) or (find_cached(model_type, source) if available() else None)
+    if folder is None:
+        return "none"
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _registered(info: SliceInfo) -> SliceInfo:
@@ -156,7 +184,9 @@ def slices_dir() -> Path:
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise InputError(
-            "the cache of slices can be written by other users, and what lies there would be run", folder, "remove it, or set LABKIT_SCRATCH to a folder of yours"
+            "the cache of slices can be written by other users, and what lies there would be run",
+            folder,
+            "remove it, or set LABKIT_SCRATCH to a folder of your own",
         )
     return folder
 
@@ -266,9 +296,21 @@ def read_provenance(folder: Path) -> dict:
 
 
 def _translate(source, progress: Progress | None):
-    from labkit.port.translate import translate
+    """A `Translation`. What fails inside the translator is a wall for this model, and says where it was."""
+    try:
+        from labkit.port.translate import translate
 
-    return translate(source, progress=progress)
+        return translate(source, progress=progress)
+    except LabError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        name = source if isinstance(source, str) else source.config.model_type
+        raise BlockedError(
+            f"the translator failed on {name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            f"{Path(last.filename).name}:{last.lineno} in {last.name}",
+            "this is a fault of the translator; write the slice by hand, or report the model type",
+        ) from error
 
 
 def available() -> bool:

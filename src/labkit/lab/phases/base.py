@@ -75,6 +75,7 @@ class Phase:
         self.records = Records(records.model_folder(handovers, self.source.slug, identity(self.source)))
         _hold(handovers, self.records.slug)
         self.gates: list[Gate] = []
+        self.slice = None
         self.family, self.config, self.reading, self.wall = self._slice()
         self.record = Record(
             model=self.source.name,
@@ -83,9 +84,9 @@ class Phase:
             name=self.name,
             run="",
             family=self.source.config.model_type,
-            slice=self.family.source if self.family else "",
+            slice=self.family.source if self.family else self.slice.kind if self.slice else "",
             source_fingerprint=self.source.fingerprint,
-            inputs_fingerprint=inputs_fingerprint(type(self), self.source.fingerprint, self.parameters),
+            inputs_fingerprint=inputs_fingerprint(type(self), self.source, self.parameters),
             parameters=self.parameters,
             packages=records.package_versions(),
             machine=records.machine(),
@@ -99,14 +100,18 @@ class Phase:
         self.records.write(self.record)
 
     def _slice(self):
-        """(family, config, reading, wall): the slice and its reading of the config, or the wall that stands in the way."""
+        """(family, config, reading, wall): the slice, translated where there is none, and its reading of the config, or the wall that stands in the way."""
         from labkit.converters import effective_config
         from labkit.models import get_family, read_config
+        from labkit.port.slices import ensure_slice
 
         config = self.source.config
         try:
+            with self.progress("translate") as progress:
+                self.slice = ensure_slice(self.source, progress)
+            self.slice.require()
             family = get_family(config.model_type)
-        except BlockedError as wall:
+        except (BlockedError, InputError) as wall:
             return None, None, {}, wall
         try:
             return family, *read_config(family, effective_config(self.source, family), config.defaults), None
@@ -242,7 +247,7 @@ class Phase:
             ["comes from", source.origin],
             ["directory", str(source.path)],
             ["family", source.config.model_type],
-            ["slice", self.record.slice or "none in the garden"],
+            ["slice", f"{self.record.slice}, {self.slice.folder}" if self.slice else "none"],
             ["tensors", len(source.tensors)],
             ["fingerprint", source.fingerprint[:16]],
             ["scratch", f"{self.scratch} ({free / 2**30:.1f} GiB free)"],
@@ -308,8 +313,10 @@ def code_fingerprint(phase: type[Phase]) -> str:
     return digest.hexdigest()
 
 
-def inputs_fingerprint(phase: type[Phase], source_fingerprint: str, parameters: dict[str, Scalar]) -> str:
-    """What a finished phase is reused by: source, parameters, code, package versions."""
+def inputs_fingerprint(phase: type[Phase], source, parameters: dict[str, Scalar]) -> str:
+    """What a finished phase is reused by: source, slice, parameters, code, package versions."""
+    from labkit.port.slices import slice_identity
+
     packages = {k: v for k, v in records.package_versions().items() if k != "labkit"}
-    text = json.dumps([source_fingerprint, parameters, code_fingerprint(phase), packages], sort_keys=True)
+    text = json.dumps([source.fingerprint, slice_identity(source), parameters, code_fingerprint(phase), packages], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

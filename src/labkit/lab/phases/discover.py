@@ -15,8 +15,8 @@ class Discover(Phase):
     """Reads config, headers and tokenizer; writes the subset."""
 
     number, name, title = 1, "discover", "what the model is, before any weight is trusted"
-    cells = ("config_table", "decoder_pattern", "parameters_by_component", "tokenizer", "delta", "walls", "subset")
-    helpers = ("../deltas.py",)
+    cells = ("config_table", "decoder_pattern", "parameters_by_component", "tokenizer", "delta", "slice_made", "walls", "subset")
+    helpers = ("../deltas.py", "../slices.py")
     floors = ("hf", "models", "layers", "converters", "port")
 
     def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False, subset_layers: int = 0):
@@ -211,6 +211,22 @@ class Discover(Phase):
                 reasons or "rows of the delta list without a class, config key or reason of ours; whether that code is right, phases 2 and 4 say",
             )
         return Section(title="Delta list", items=items)
+
+    @cell
+    def slice_made(self) -> Section:
+        """Where the slice comes from; of a translated one, what is unusual about the family, what no configuration ran, and what could not be translated."""
+        from labkit.lab.slices import describe
+
+        if self.slice is None:
+            return Section(title="Slice", items=[Text(words="There is none, and none could be made: {why}", values={"why": self.wall.what})])
+        self.learned("The slice is {kind}.", kind=self.slice.kind)
+        if self.slice.unproven:
+            self.pitfall(f"{len(self.slice.unproven)} branches of the translated slice are unproven: no configuration of the reference ran them.")
+        for refusal in self.slice.refusals:
+            self.finding(refusal["component"], f"{refusal['construct']} cannot be translated", refusal["where"], refusal["advice"])
+        if self.slice.kind != "refined":
+            self.gate("everything that the model reaches is translated", not self.slice.refusals, len(self.slice.refusals), 0, "constructs refused by name")
+        return Section(title="Slice", items=describe(self.slice))
 
     @cell
     def walls(self) -> Section:

@@ -1,0 +1,97 @@
+"""`labkit diagnose`: where a port first leaves the reference, which components are at fault alone, and why."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.errors import BlockedError
+from labkit.lab.show import Item, Section, Table, Text
+
+EXACT_PARAMETERS = 1_000_000_000
+
+
+@dataclass
+class Diagnosis:
+    """result: of the `components` job on `on` ("model" or "subset")."""
+
+    model: str
+    family: str
+    on: str
+    result: dict
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.result["passed"] else 1
+
+    def as_json(self) -> dict:
+        """The object of the design, and what the diagnosis adds: first divergence, isolated faults, modules without a counterpart."""
+        table = self.result["table"]
+        worst = max(table["free_errors"].values(), default=None)
+        return {
+            "model": self.model,
+            "family": self.family,
+            "status": "pass" if self.result["passed"] else "fail",
+            "verdicts": {"components": {"passed": self.result["passed"], "max_rel_error": worst}},
+            "gates": [],
+            "findings": [*self.result["diagnosis"], *self.result["findings"]],
+            "on": self.on,
+            "first_divergence": table["first_divergence"],
+            "isolated_faults": table["isolated_faults"],
+            "missing": list(table["missing"]),
+            "error": None,
+        }
+
+    def plain(self) -> str:
+        table = self.result["table"]
+        first, items = table["first_divergence"], []
+        if self.result["passed"]:
+            worst = max((row["isolated"] for row in table["rows"]), default=0.0)
+            items.append(Text(words="No component leaves the reference; the largest isolated relative error is {worst}.", values={"worst": worst}))
+        elif first is not None:
+            words = "The free run first leaves the reference at {place} ({kind}, {what}): relative error {error}."
+            items.append(Text(words=words, values={key: first[key] for key in ("place", "kind", "what", "error")}))
+        items += self._faults(table)
+        for found in self.result["diagnosis"]:
+            sure = "" if found["certain"] else " (a hint: no trial confirmed it)"
+            lines = f" Reference {found['reference']}, ours {found['ours']}." if found["reference"] or found["ours"] else ""
+            values = {key: found[key] for key in ("component", "cause", "evidence", "fix")}
+            items.append(Text(words=f"{{component}}: {{cause}}{sure}. {{evidence}}. Fix: {{fix}}.{lines}", values=values))
+        return Section(title=f"{self.model}: {self.family}, on the {self.on}", items=items).plain()
+
+    def _faults(self, table) -> list[Item]:
+        rows = [[fault["place"], fault["what"], fault["kind"], fault["error"]] for fault in table["isolated_faults"][:20]]
+        items: list[Item] = []
+        if rows:
+            note = "Each was given the reference's own input." + (f" {len(table['isolated_faults'])} in all." if len(table["isolated_faults"]) > 20 else "")
+            items.append(Table(title="Faults of their own", columns=["place", "what", "component", "relative error"], rows=rows, code=["place"], note=note))
+        if table["missing"]:
+            items.append(Text(words="Modules of the reference without a counterpart: {names}.", values={"names": ", ".join(table["missing"][:10])}))
+        return items
+
+
+def diagnose(model: str, *, revision: str = "", trust_remote_code: bool = False, say=lambda line: None) -> Diagnosis:
+    """The component checklist of a model in float64, on all of it below 1B parameters and on its representative subset otherwise.
+
+    Raises BlockedError when there is no slice and none can be made; InputError for a source that cannot be opened.
+    """
+    from labkit.hf import open_source
+    from labkit.hf.facts import walls
+    from labkit.models import get_family, read_config
+    from labkit.parity.worker import run_job
+    from labkit.port.slices import ensure_slice
+
+    source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
+    for wall in walls(source):
+        raise BlockedError(wall.what, wall.why, wall.next)
+    ensure_slice(source, lambda fraction, text: say(text)).require()
+    job = {"kind": "components", "control": False}
+    with tempfile.TemporaryDirectory(prefix="labkit-diagnose-") as folder:
+        on, path = "model", source.path
+        if source.tensors.size > EXACT_PARAMETERS:
+            from labkit.hf.subset import write_subset
+
+            config, _ = read_config(get_family(source.config.model_type), source.config.effective, source.config.defaults)
+            on, path = "subset", write_subset(source, config.plan.representative(), Path(folder) / "subset")
+        result = run_job(job | {"source": str(path)}, progress=lambda fraction, text: say(text))
+    result.pop("arrays", None)
+    return Diagnosis(source.name, source.config.model_type, on, result)
