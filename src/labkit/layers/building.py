@@ -12,7 +12,11 @@ from labkit.layers.plan import LayerPlan
 from labkit.layers.precision import wide_dtype
 from labkit.layers.sharding import Sharding, construction, default_mesh
 from labkit.layers.stack import make_stack
+from labkit.layers.torch_modules import TransposedLinear
 from labkit.layers.variables import Buffer, Constant, value
+
+read = value
+"""What emitted code calls `value`, whose name modeling files give to attention's values."""
 
 INITIAL_STDDEV = 0.02
 
@@ -50,13 +54,17 @@ class Build:
             raise ValueError(f"parameter {name!r}: init is a function of (shape, dtype), a number or 'normal', not {init!r}")
         return nnx.Param(value, **self._metadata(shape, axes, name, wide))
 
-    def buffer(self, shape, name: str = "", dtype=None) -> Buffer:
-        """A persistent buffer: state that a checkpoint holds and that no optimiser touches, zeros until it is loaded. dtype None: as a parameter."""
+    def parameter(self, initial, name: str = "", axes=None, wide: bool = False) -> nnx.Param:
+        """A parameter whose initial value is an array that the config determines."""
+        return self.param(lambda shape, dtype: jnp.asarray(initial, dtype), np.shape(initial), axes, name, wide)
+
+    def buffer(self, shape, name: str = "", dtype=None, init=0) -> Buffer:
+        """A persistent buffer: state that a checkpoint holds and that no optimiser touches, full of `init` until it is loaded. dtype None: as a parameter."""
         shape, dtype = tuple(shape), np.dtype(self.param_dtype if dtype is None else dtype)
         metadata = self._metadata(shape, (None,) * len(shape), name)
         if not jnp.issubdtype(dtype, jnp.inexact):
             metadata["compute_dtype"] = dtype
-        return Buffer(jnp.zeros(shape, dtype), **metadata)
+        return Buffer(jnp.full(shape, init, dtype), **metadata)
 
     def linear(self, in_features: int, out_features: int, bias: bool = False, axes=None, name: str = "", wide: bool = False) -> nnx.Linear:
         """`nnx.Linear` with kernel [in_features, out_features]; `axes` are the kernel's logical axes."""
@@ -104,6 +112,10 @@ class Build:
         stacks = [[stack(segment.layer(p, 0), segment.repeats) for p in range(len(segment.cycle))] for segment in plan.segments]
         return stacks[0][0] if plan.homogeneous else nnx.List([nnx.List(segment) for segment in stacks])
 
+    def gpt_linear(self, out_features: int, in_features: int, name: str = ""):
+        """`Conv1D` of transformers: a linear layer with kernel [in_features, out_features] on both sides."""
+        return TransposedLinear(out_features, in_features, build=self, name=name)
+
     def list(self, modules) -> nnx.List:
         """Modules that are not stacked: their parameters have plain paths."""
         return nnx.List(list(modules))
@@ -124,4 +136,4 @@ def create_model(model_class, config, sharding_class, *, rngs: nnx.Rngs, mesh: j
         return model
 
 
-__all__ = ["Buffer", "Build", "Constant", "create_model", "value"]
+__all__ = ["Buffer", "Build", "Constant", "create_model", "read", "value"]

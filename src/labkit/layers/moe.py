@@ -27,7 +27,7 @@ def grouped_matmul(rows, group_sizes, weights, block: int, transposed: bool = Fa
 
 
 @functools.partial(jax.jit, static_argnames=("block", "transposed"))  # compiled once when a capture runs the model eagerly
-def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool):
+def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
     count, groups, width = rows.shape[0], weights.shape[0], weights.shape[1 if transposed else 2]
     blocks = min(count, -(-count // block) + groups)
     starts = jnp.cumsum(group_sizes) - group_sizes

@@ -25,12 +25,19 @@ def plan_layers(count: int, make_layer, config, labels=None) -> LayerPlan:
     return _plans[key]
 
 
+class _NoRandomness:
+    """Stands in for `nnx.Rngs` where no number is drawn: counting keys under a trace costs more than everything else."""
+
+    def params(self):
+        return None
+
+
 def layer_signatures(count: int, make_layer, config) -> list:
     """One hashable signature per layer: equal exactly where layers can be stacked."""
 
     def build_all():
         with nnx.use_eager_sharding(False):
-            build = Build(nnx.Rngs(0), Sharding(), config.dtype, config.param_dtype, plain=True)
+            build = Build(_NoRandomness(), Sharding(), config.dtype, config.param_dtype, plain=True)
             return nnx.List([make_layer(index, build) for index in range(count)])
 
     return [_signature(layer) for layer in nnx.eval_shape(build_all)]
