@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -118,7 +117,7 @@ def slice_identity(source) -> str:
     model_type = source if isinstance(source, str) else source.config.model_type
     if model_type in refined_families() and not prefers_translated():
         return ""
-    folder = kept_outside(model_type) or (find_cached(model_type, source) if available() else None)
+    folder = kept_outside(model_type) or find_cached(model_type, source)
     if folder is None:
         return "none"
     digest = hashlib.sha256()
@@ -311,8 +310,3 @@ def _translate(source, progress: Progress | None):
             f"{Path(last.filename).name}:{last.lineno} in {last.name}",
             "this is a fault of the translator; write the slice by hand, or report the model type",
         ) from error
-
-
-def available() -> bool:
-    """True when this installation can translate."""
-    return importlib.util.find_spec("labkit.port.translate") is not None

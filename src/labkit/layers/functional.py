@@ -1,0 +1,116 @@
+"""Array operations that translated slices need and jax.numpy has under no one name. Semantics are torch's, stated by each function."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from labkit.layers.precision import constant, widen
+
+
+def softplus(x, beta=1.0, threshold=20.0):
+    """log(1 + exp(beta x)) / beta, and x itself where beta x exceeds `threshold` (`torch.nn.functional.softplus`)."""
+    scaled = x * beta
+    return jnp.where(scaled > threshold, x, jnp.logaddexp(scaled, jnp.zeros_like(scaled)) / beta)
+
+
+def split(x, sizes, axis: int):
+    """Pieces along an axis: of `sizes` each, the last one shorter (an int), or of the listed sizes (`torch.split`)."""
+    length = x.shape[axis]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
+    if sum(sizes) != length:
+        raise ValueError(f"sizes {list(sizes)} do not add up to {length}, axis {axis} of {x.shape}")
+    return jnp.split(x, np.cumsum(list(sizes))[:-1].tolist(), axis=axis)
+
+
+def pad(x, widths, value=0.0, mode="constant"):
+    """Padding given from the last axis backwards, (before, after) for each; negative widths crop (`torch.nn.functional.pad`)."""
+    if mode != "constant":
+        raise ValueError(f"padding mode {mode!r}")
+    pairs = [(0, 0)] * x.ndim
+    for i in range(len(widths) // 2):
+        pairs[x.ndim - 1 - i] = (widths[2 * i], widths[2 * i + 1])
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), [(before, after, 0) for before, after in pairs])
+
+
+def expand(x, sizes):
+    """`x` broadcast to `sizes`, -1 keeping an axis, new axes in front (`Tensor.expand`)."""
+    lead = len(sizes) - x.ndim
+    return jnp.broadcast_to(x, tuple(x.shape[i - lead] if size == -1 else size for i, size in enumerate(sizes)))
+
+
+def flatten(x, start: int = 0, end: int = -1):
+    """Axes `start` to `end`, both included, as one."""
+    start, end = start % x.ndim, end % x.ndim
+    return x.reshape(*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
+
+
+def unflatten(x, axis: int, sizes):
+    """Axis `axis` as several of `sizes`."""
+    axis %= x.ndim
+    return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
+def unbind(x, axis: int = 0):
+    """The slices along an axis, without it."""
+    return tuple(jnp.moveaxis(x, axis, 0))
+
+
+def unfold(x, axis: int, size: int, step: int):
+    """Windows of `size` every `step` along an axis, as a new last axis (`Tensor.unfold`)."""
+    axis %= x.ndim
+    starts = np.arange(0, x.shape[axis] - size + 1, step)
+    windows = jnp.take(x, starts[:, None] + np.arange(size), axis=axis)
+    return jnp.moveaxis(windows, axis + 1, -1)
+
+
+def _along(x, axis: int, index):
+    axis %= x.ndim
+    grid = list(jnp.meshgrid(*(jnp.arange(n, dtype=index.dtype) for n in index.shape), indexing="ij", sparse=True))
+    grid[axis] = index
+    return tuple(grid)
+
+
+def scatter(x, axis: int, index, source):
+    """`x` with `source` (an array shaped like `index`, or a number) at `index` along an axis (`Tensor.scatter`)."""
+    return x.at[_along(x, axis, index)].set(source)
+
+
+def scatter_add(x, axis: int, index, source):
+    """`x` plus `source` at `index` along an axis (`Tensor.scatter_add`)."""
+    return x.at[_along(x, axis, index)].add(source[tuple(slice(n) for n in index.shape)])
+
+
+def index_add(x, axis: int, index, source):
+    """`x` with slices of `source` added at the positions `index` of an axis (`Tensor.index_add`)."""
+    at = (slice(None),) * (axis % x.ndim)
+    return x.at[(*at, index)].add(source)
+
+
+def index_copy(x, axis: int, index, source):
+    """`x` with slices of `source` at the positions `index` of an axis (`Tensor.index_copy`)."""
+    at = (slice(None),) * (axis % x.ndim)
+    return x.at[(*at, index)].set(source)
+
+
+def view_as_complex(x):
+    """[..., 2] real -> [...] complex."""
+    return jax.lax.complex(x[..., 0], x[..., 1])
+
+
+def view_as_real(x):
+    """[...] complex -> [..., 2] real."""
+    return jnp.stack([x.real, x.imag], -1)
+
+
+def normalize(x, p=2.0, axis: int = 1, eps=1e-12):
+    """x over its p-norm along an axis, the norm at least `eps` (`torch.nn.functional.normalize`)."""
+    norm = jnp.linalg.norm(x, ord=p, axis=axis, keepdims=True)
+    return x / jnp.maximum(norm, constant(eps, norm.dtype))
+
+
+def solve_triangular(a, b, *, upper: bool, unitriangular: bool = False):
+    """x with a x = b for triangular `a`, batched (`torch.linalg.solve_triangular`)."""
+    return jax.scipy.linalg.solve_triangular(a, b, lower=not upper, unit_diagonal=unitriangular)

@@ -1,0 +1,182 @@
+"""Translate: constructors. Modules become NNX modules made by `build`, parameters and persistent buffers its variables, other arrays numpy constants."""
+
+import ast
+
+from labkit.port.rewrite import CannotTranslate, Rewriter
+
+_CREATORS = {"ones": "jnp.ones", "zeros": "jnp.zeros", "empty": '"normal"', "randn": '"normal"', "rand": '"normal"'}
+_SIGNATURES = {
+    "Linear": ("in_features", "out_features", "bias"),
+    "Embedding": ("num_embeddings", "embedding_dim", "padding_idx"),
+    "Conv1d": ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    "LayerNorm": ("shape", "eps", "elementwise_affine", "bias"),
+    "RMSNorm": ("shape", "eps", "elementwise_affine"),
+    "Conv1D": ("nf", "nx"),
+}
+_MAKERS = {"Linear": "linear", "Embedding": "embedding", "Conv1d": "conv1d", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "Conv1D": "gpt_linear"}
+_RENAMED = {"normalized_shape": "shape"}
+_DROPPED = {"padding_idx", "dtype", "device", "padding_mode", "max_norm"}
+_IDENTITY = {"Dropout", "Identity", "Dropout1d", "Dropout2d"}
+_ACTIVATION_MODULES = {"SiLU": "silu", "GELU": "gelu", "ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": None}
+
+
+class InitRewriter(Rewriter):
+    """Rewrites `__init__` of one class. attribute: the attribute being assigned, for the names of parameters."""
+
+    def __init__(self, context, folded):
+        super().__init__(context, folded, numpy=True, wide="wide_dtype(build.dtype)")
+        context.needs.use("labkit.layers.precision", "wide_dtype")
+        self.attribute = ""
+
+    def x_Call(self, node):
+        name = ast.unparse(node.func)
+        short = name.split(".")[-1]
+        if name in ("nn.ModuleList", "torch.nn.ModuleList"):
+            return f"build.list({self.expr(node.args[0]) if node.args else '[]'})"
+        if name in ("nn.ModuleDict", "torch.nn.ModuleDict"):
+            return f"nnx.Dict({self.expr(node.args[0])})"
+        if name in ("nn.Sequential", "torch.nn.Sequential"):
+            return f"{self.use('labkit.layers.modules', 'Sequential')}({', '.join(self.expr(a) for a in node.args)})"
+        if short in _MAKERS and self._is_torch(node.func):
+            return self.make(short, node)
+        if short in _IDENTITY and self._is_torch(node.func):
+            return "None"
+        if short in _ACTIVATION_MODULES and self._is_torch(node.func):
+            if short == "Softmax":
+                return f"(lambda x: jax.nn.softmax(x, axis={self.expr(node.keywords[0].value if node.keywords else node.args[0])}))"
+            approximate = any(k.arg == "approximate" for k in node.keywords)
+            return f"{self.use('labkit.layers.activations', 'activation')}({'gelu_pytorch_tanh' if approximate else _ACTIVATION_MODULES[short]!r})"
+        if short == "Parameter" and self._is_torch(node.func):
+            return self.parameter(node.args[0], node)
+        if short == "Buffer" and self._is_torch(node.func):
+            return self.buffer(node, self.attribute, node.args[0])
+        return super().x_Call(node)
+
+    def _is_torch(self, func) -> bool:
+        text = ast.unparse(func)
+        if text.startswith(("nn.", "torch.nn.")):
+            return True
+        if isinstance(func, ast.Name):
+            symbol = self.program.resolve(self.folded.file, func.id)
+            return symbol.kind == "external" and (symbol.file.startswith("torch") or symbol.file == "pytorch_utils")
+        return False
+
+    def make(self, kind: str, node) -> str:
+        names = _SIGNATURES[kind]
+        bound = dict(zip(names, node.args)) | {_RENAMED.get(k.arg, k.arg): k.value for k in node.keywords}
+        bound = {k: v for k, v in bound.items() if k not in _DROPPED}
+        positional = {"Linear": 2, "Embedding": 2, "Conv1d": 3, "LayerNorm": 1, "RMSNorm": 1, "Conv1D": 2}[kind]
+        parts = [self.expr(bound.pop(n)) for n in names[:positional] if n in bound]
+        if kind == "Linear" and "bias" not in bound:
+            bound["bias"] = ast.Constant(True)
+        if kind == "Linear" and isinstance(bound["bias"], ast.Constant) and bound["bias"].value is False:
+            bound.pop("bias")
+        parts += [f"{k}={self.expr(v)}" for k, v in bound.items()]
+        axes = self.t.axes(self.folded, self.attribute) if kind == "Linear" else None
+        parts += [f"axes={axes!r}"] if axes else []
+        parts += [f"name={self.attribute!r}"] if self.attribute else []
+        return f"build.{_MAKERS[kind]}({', '.join(parts)})"
+
+    def _created(self, node):
+        """(initial value, shape) of `torch.ones(shape)` and the like; None for another expression."""
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            created = self._created(node.left) or self._created(node.right)
+            return created and ('"normal"', created[1])
+        if not isinstance(node, ast.Call):
+            return None
+        name = ast.unparse(node.func)
+        if name.startswith("torch."):
+            op = name.removeprefix("torch.")
+            if op in _CREATORS:
+                return _CREATORS[op], self._shape(node.args, node)
+            if op == "full":
+                return self.expr(node.args[1]), self._shape(node.args[:1], node)
+            if op in ("normal",):
+                return '"normal"', self._shape([a for a in node.args if not isinstance(a, ast.Constant)], node)
+        if isinstance(node.func, ast.Attribute) and (node.func.attr.endswith("_") or node.func.attr in ("to", "float", "log")):
+            return self._created(node.func.value)
+        return None
+
+    def _shape(self, args, node) -> str:
+        size = next((k.value for k in node.keywords if k.arg == "size"), None)
+        return self.sequence(list(args)) if size is None else self.expr(size)
+
+    def parameter(self, inner, node) -> str:
+        created = self._created(inner)
+        name = f", name={self.attribute!r}" if self.attribute else ""
+        if created is not None:
+            return f"build.param({created[0]}, {created[1]}{name})"
+        value = super().expr(inner)
+        return f"build.parameter({value}{name})"
+
+    def buffer(self, node, attribute: str, inner) -> str:
+        persistent = next((k.value for k in node.keywords if k.arg == "persistent"), ast.Constant(True))
+        if isinstance(persistent, ast.Constant) and not persistent.value:
+            return f"{self.use('labkit.layers.building', 'Constant')}({self.expr(inner)})"
+        created = self._created(inner)
+        dtype = {"i": ", dtype=jnp.int32", "b": ", dtype=bool"}.get(self.facts.dtype(inner) or "", "")
+        shape = created[1] if created is not None else f"np.shape({self.expr(inner)})"
+        return f"build.buffer({shape}, name={attribute!r}{dtype})"
+
+    # statements
+
+    def s_Assign(self, node, indent):
+        target = node.targets[0]
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+            self.attribute = target.attr
+            level = self.t._level_of(self.folded)
+            if level is not None:
+                spine = self._spine_statement(level, target.attr, node, indent)
+                if spine is not None:
+                    self.attribute = ""
+                    return spine
+            text = self.expr(node.value)
+            if self.facts.is_array(node.value) and not text.startswith(("build.", "Constant", "self.")):
+                text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
+            self.attribute = ""
+            return [f"{indent}self.{target.attr} = {text}"]
+        return super().s_Assign(node, indent)
+
+    def _spine_statement(self, level, attribute, node, indent):
+        levels = self.t.spine.levels
+        index = levels.index(level)
+        if index + 1 < len(levels) and levels[index + 1].attribute == attribute:
+            arguments = self.arguments(node.value) if isinstance(node.value, ast.Call) else "config"
+            return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
+        if level is self.t.spine.last and attribute == self.t.spine.layers:
+            self.t.layer_maker(self, node)
+            return [f"{indent}self.layers = build.layers(config.plan, lambda layer_idx, build: make_layer(config, layer_idx, build))"]
+        return None
+
+    def s_Expr(self, node, indent):
+        call = node.value
+        name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        if name == "super().__init__":
+            if getattr(call, "callees", None):
+                arguments = self.arguments(call)
+                return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
+            if self.t.builtin_module([self.folded.cls]):
+                arguments = self.arguments(call)
+                return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
+            return []
+        if name in ("self.post_init", "self.init_weights", "self._init_weights", "nn.Module.__init__"):
+            return []
+        if name == "self.register_buffer":
+            attribute = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+            if attribute is None:
+                raise CannotTranslate("a buffer whose name is computed", node)
+            return [f"{indent}self.{attribute} = {self.buffer(call, attribute, call.args[1])}"]
+        if name == "self.register_parameter":
+            return [f"{indent}self.{call.args[0].value} = {self.expr(call.args[1])}"]
+        if name == "setattr" and ast.unparse(call.args[0]) == "self":
+            return [f"{indent}setattr(self, {self.expr(call.args[1])}, {self.expr(call.args[2])})"]
+        if name.startswith(("init.", "nn.init.", "torch.nn.init.")):
+            return []
+        return super().s_Expr(node, indent)
+
+
+def numpy_text(line: str) -> str:
+    """A constructor's line with numpy in place of jax.numpy wherever it computes; initialisers stay."""
+    for kept in ("jnp.ones,", "jnp.zeros,", "dtype=jnp.int32", "jnp.int32", "jnp.bfloat16"):
+        line = line.replace(kept, kept.replace("jnp.", "\0"))
+    return line.replace("jnp.", "np.").replace("jax.lax.rsqrt(", "1 / np.sqrt(").replace("\0", "jnp.")

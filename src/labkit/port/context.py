@@ -1,0 +1,349 @@
+"""What the rewriting of one function must know of the whole: names, builtin modules, masks, attention, the config, the cache."""
+
+import ast
+import builtins
+
+from labkit.port.fold import CACHE_NAMES
+from labkit.port.grouped import rewrite_experts
+from labkit.port.known import KNOWN_BODIES, body_fingerprint
+from labkit.port.layer_loop import rewrite_layer_loop
+from labkit.port.program import Symbol
+from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
+
+MASKS = "labkit.layers.masks"
+PLAIN_MODULES = {"math", "np", "numpy", "itertools", "functools", "copy", "operator"}
+BUILTIN_MODULES = {"Linear", "Embedding", "LayerNorm", "Conv1d", "RMSNorm", "Conv1D"}
+
+
+class Context:
+    """One translation in progress. refusals and unproven grow as functions are rewritten."""
+
+    def __init__(self, program, facts, functions, spine, trimmer):
+        self.program, self.facts, self.functions, self.spine, self.trimmer = program, facts, functions, spine, trimmer
+        taken = {n.id for f in functions.values() for n in ast.walk(f.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        taken |= {d for path in program.files for d, node in program.file(path).definitions.items() if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        taken |= {p for f in functions.values() for p in f.parameters}
+        self.needs = Needs(taken - {"torch", "nn"})
+        self.config_attributes: dict[str, object] = {}
+        self.globals: dict[str, Symbol] = {}
+        self.unproven: list[tuple[str, str]] = []
+        self.labels: list[str] = []
+        self._locals: dict[str, set[str]] = {}
+        self.uses_config: set[str] = set()
+
+    # names
+
+    def local_names(self, folded) -> set[str]:
+        if folded.key not in self._locals:
+            bound = set(folded.parameters) | {"self", "cls"}
+            for node in ast.walk(folded.original):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    bound.add(node.id)
+                elif isinstance(node, ast.arg):
+                    bound.add(node.arg)
+                elif isinstance(node, ast.FunctionDef) and node is not folded.original:
+                    bound.add(node.name)
+            self._locals[folded.key] = bound | set(folded.extras)
+        return self._locals[folded.key]
+
+    def is_external(self, folded, node, name: str) -> bool:
+        return node.id not in self.local_names(folded) and self.program.resolve(folded.file, node.id).name == name
+
+    def global_name(self, rewriter, node) -> str:
+        """A name of module level as the emitted file knows it."""
+        if hasattr(builtins, node.id) or node.id in PLAIN_MODULES:
+            if node.id in PLAIN_MODULES:
+                rewriter.use("", node.id)
+            return node.id
+        symbol = self.program.resolve(rewriter.folded.file, node.id)
+        if symbol.kind in ("class", "function", "value"):
+            self.globals[symbol.name] = symbol
+            return symbol.name
+        if symbol.name == "ACT2FN":
+            return rewriter.use("labkit.layers.activations", "ACT2FN")
+        raise CannotTranslate(f"the name {node.id} from {symbol.file}", node)
+
+    def keeps_config(self, folded) -> bool:
+        """The class has `self.config`, or gets it because its code asks for it here."""
+        if folded.cls is None:
+            return False
+        init = self.program.method(folded.file, folded.cls, "__init__")
+        if init is None or not any(a.arg == "config" for a in init[1].args.args):
+            return False
+        self.uses_config.add(f"{folded.file}::{folded.cls}")
+        return True
+
+    def builtin_module(self, modules: list[str]) -> str | None:
+        """"Linear", "Embedding", ... when a module of torch.nn, or a class of the program that derives from it, was seen."""
+        found = set()
+        for name in modules:
+            if name in BUILTIN_MODULES:
+                found.add(name)
+                continue
+            for path in self.program.files:
+                if isinstance(self.program.file(path).definitions.get(name), ast.ClassDef):
+                    bases = {b.split(".")[-1] for b in self.program.base_names(path, name)}
+                    found |= bases & BUILTIN_MODULES
+        return found.pop() if len(found) == 1 else None
+
+    # attributes
+
+    def attribute(self, rewriter, node) -> str | None:
+        base = node.value
+        if self._is_config(rewriter, base):
+            if node.attr == "dtype":
+                return f"{rewriter.expr(base)}.dtype"
+            self.config_attributes.setdefault(node.attr, None)
+            if ast.unparse(base) == "self.config":
+                self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
+            return f"{rewriter.expr(base)}.{node.attr}"
+        if ast.unparse(node) == "self.config" and rewriter.folded.cls:
+            self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
+            return "self.config"
+        if rewriter.folded.cls and f"{rewriter.folded.file}::{rewriter.folded.cls}" in self.ropes and ast.unparse(base) == "self":
+            if node.attr in ("inv_freq", "original_inv_freq"):
+                return f"jnp.asarray(inv_freq, {rewriter.wide_dtype()})"
+            if node.attr == "attention_scaling":
+                return node.attr
+        level = self._spine_attribute(rewriter, base)
+        if level is not None:
+            if self.facts.is_parameter(node):
+                return f"{rewriter.use('labkit.layers.building', 'read')}(self.{node.attr})"
+            return f"self.{self.renamed(level, node.attr)}"
+        if isinstance(base, ast.Name) and base.id == "self" and rewriter.folded.cls:
+            level = self.spine.keys.get(f"{rewriter.folded.file}::{rewriter.folded.cls}")
+            if level is not None and self.renamed(level, node.attr) != node.attr:
+                return f"self.{self.renamed(level, node.attr)}"
+        return None
+
+    def renamed(self, level, attribute: str) -> str:
+        return "layers" if level is self.spine.last and attribute == self.spine.layers else attribute
+
+    def _spine_attribute(self, rewriter, node):
+        """`self.model` in a class of the spine -> the next level."""
+        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self" and rewriter.folded.cls):
+            return None
+        level = self._level_of(rewriter.folded)
+        if level is None:
+            return None
+        index = self.spine.levels.index(level)
+        if index + 1 < len(self.spine.levels) and self.spine.levels[index + 1].attribute == node.attr:
+            return self.spine.levels[index + 1]
+        return None
+
+    def _level_of(self, folded):
+        for level in self.spine.levels:
+            owners = [level.symbol, *self.program.bases(level.symbol.file, level.symbol.name)]
+            if any(o.file == folded.file and o.name == folded.cls for o in owners):
+                return level
+        return None
+
+    def _is_config(self, rewriter, node) -> bool:
+        text = ast.unparse(node)
+        if text == "self.config" or (text == "config" and "config" in self.local_names(rewriter.folded)):
+            return True
+        return self.facts.is_a(node, "config")
+
+    # calls
+
+    def call(self, rewriter, node) -> str | None:
+        func, name = node.func, ast.unparse(node.func)
+        if name == "getattr":
+            return self._getattr(rewriter, node)
+        if name == "hasattr" and len(node.args) == 2 and self._is_config(rewriter, node.args[0]):
+            self.config_attributes.setdefault(node.args[1].value, None)
+            return f"({rewriter.expr(node.args[0])}.{node.args[1].value} is not None)"
+        if isinstance(func, ast.Attribute) and func.attr in ("get_text_config",) and self._is_config(rewriter, func.value):
+            return rewriter.expr(func.value)
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call) and ast.unparse(func.value.func) == "super":
+            method = {"forward": "__call__"}.get(func.attr, func.attr)
+            return f"super().{method}({rewriter.arguments(node)})"
+        level = self._spine_attribute(rewriter, func)
+        if level is not None:
+            return f"super().decode({self._spine_arguments(rewriter, node, level)})"
+        if isinstance(func, ast.Attribute) and func.attr == "forward":
+            return f"{rewriter.expr(func.value)}({rewriter.arguments(node)})"
+        callees = [self.functions[c] for c in getattr(node, "callees", []) if c in self.functions]
+        if len(callees) == 1 and callees[0].cls is None:
+            known = self.known(callees[0])
+            if known is not None:
+                return known(rewriter, node, callees[0])
+        if callees and isinstance(func, ast.Name) and self.facts.modules(node) and callees[0].node.name == "__init__":
+            self.globals[func.id] = self.program.resolve(rewriter.folded.file, func.id)
+            arguments = rewriter.arguments(node)
+            return f"{func.id}({arguments}{', ' if arguments else ''}build=build)"
+        return None
+
+    def known(self, folded):
+        return KNOWN_BODIES.get(body_fingerprint(folded))
+
+    def _spine_arguments(self, rewriter, node, level) -> str:
+        """What the next level's `decode` takes, the call's handle always among it."""
+        text = rewriter.arguments(node)
+        passed = {k.arg for k in node.keywords}
+        target = self.functions.get(self.forward_key(level))
+        names = target.parameters if target else []
+        positional = names[: len(node.args)]
+        if not (passed | set(positional)) & CACHE_NAMES:
+            text = f"{text}{', ' if text else ''}{self.cache_name(target)}=cache"
+        return text
+
+    def forward_key(self, level) -> str:
+        found = self.program.method(level.symbol.file, level.symbol.name, "forward")
+        return f"{found[0].key}.forward"
+
+    def cache_name(self, folded) -> str:
+        """The parameter under which a function takes the cache."""
+        return next((p for p in (folded.parameters if folded else []) if p in CACHE_NAMES), "cache")
+
+    def _getattr(self, rewriter, node) -> str | None:
+        target, name = node.args[0], node.args[1]
+        if f"{rewriter.folded.file}::{rewriter.folded.cls}" in self.ropes and isinstance(name, ast.JoinedStr) and ast.unparse(target) == "self":
+            ending = ast.unparse(name)
+            if "inv_freq" in ending:
+                return f"jnp.asarray(inv_freq, {rewriter.wide_dtype()})"
+            if "attention_scaling" in ending:
+                return "attention_scaling"
+        if self._is_config(rewriter, target) and isinstance(name, ast.Constant):
+            text = f"{rewriter.expr(target)}.{name.value}"
+            if len(node.args) == 2:
+                self.config_attributes.setdefault(name.value, None)
+                return text
+            try:
+                ast.literal_eval(node.args[2])
+                self.config_attributes[name.value] = node.args[2]
+                return text
+            except (ValueError, TypeError):
+                self.config_attributes.setdefault(name.value, None)
+                return f"({text} if {text} is not None else {rewriter.expr(node.args[2])})"
+        if isinstance(name, ast.Constant):
+            plain = ast.Attribute(target, name.value, ast.Load())
+            return rewriter.expr(ast.copy_location(plain, node)) if len(node.args) == 2 else f"getattr({rewriter.arguments(node)})"
+        return None
+
+    def external_function(self, rewriter, node) -> str | None:
+        """A call of a function that the modeling files import from elsewhere."""
+        symbol = self.program.resolve(rewriter.folded.file, node.func.id)
+        if symbol.kind != "external":
+            return None
+        name = symbol.name
+        if name.startswith("create_") and "mask" in name:
+            return self._mask(rewriter, node, name)
+        if name == "KVSharingDict":
+            return "{}"
+        if name in ("deepcopy", "copy"):
+            return rewriter.expr(node.args[0])
+        raise CannotTranslate(f"the function {name} from {symbol.file}", node)
+
+    def _mask_arguments(self, rewriter, node) -> dict:
+        given = {k.arg: k.value for k in node.keywords if k.arg}
+        for keyword in node.keywords:
+            if keyword.arg is None and isinstance(keyword.value, ast.Name):
+                for statement in ast.walk(rewriter.folded.node):
+                    if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == keyword.value.id:
+                        if isinstance(statement.value, ast.Dict):
+                            given |= {k.value: v for k, v in zip(statement.value.keys, statement.value.values) if isinstance(k, ast.Constant)}
+        names = ["config", "inputs_embeds", "attention_mask", "cache", "position_ids"]
+        return {**dict(zip(names, node.args)), **given}
+
+    def _mask(self, rewriter, node, name) -> str:
+        given = self._mask_arguments(rewriter, node)
+        cache = next((given[n] for n in ("cache", "past_key_values") if n in given and isinstance(given[n], ast.Name)), None)
+        cache = rewriter.expr(cache) if cache is not None else self.cache_name(rewriter.folded)
+        if name == "create_recurrent_attention_mask":
+            return f"{cache}.attention_mask.astype(jnp.int32)"
+        config = rewriter.expr(given["config"]) if "config" in given else "self.config"
+        like = given.get("inputs_embeds", given.get("input_embeds"))
+        dtype = f"{rewriter.expr(like)}.dtype" if like is not None else f"{config}.dtype"
+        extras = ""
+        for key, out in (("or_mask_function", "or_mask"), ("and_mask_function", "and_mask")):
+            if key in given and not (isinstance(given[key], ast.Constant) and given[key].value is None):
+                extras += f", {out}={rewriter.expr(given[key])}"
+        function = rewriter.use(MASKS, name)
+        if config == "self.config":
+            self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
+        if name == "create_causal_mask":
+            return f"{function}({cache}, {dtype}{extras})"
+        if name == "create_sliding_window_causal_mask":
+            self.config_attributes.setdefault("sliding_window", None)
+            return f"{function}({cache}, {config}.sliding_window, {dtype}{extras})"
+        if name == "create_chunked_causal_mask":
+            self.config_attributes.setdefault("attention_chunk_size", None)
+            return f"{function}({cache}, {config}.attention_chunk_size, {dtype}{extras})"
+        if name == "create_masks_for_generate":
+            for key in ("sliding_window", "attention_chunk_size", "layer_types"):
+                self.config_attributes.setdefault(key, None)
+            return f"{function}({cache}, {config}, {dtype}{extras})"
+        raise CannotTranslate(f"the mask function {name}", node)
+
+    # statements
+
+    def statement(self, rewriter, node, indent) -> list[str] | None:
+        if isinstance(node, ast.For):
+            experts = rewrite_experts(self, rewriter, node, indent)
+            if experts is not None:
+                return experts
+            return rewrite_layer_loop(self, rewriter, node, indent)
+        return None
+
+    def holder(self, rewriter, node) -> str | None:
+        """ "dict" or "list" when a name was assigned one here."""
+        if isinstance(node, ast.Name):
+            for statement in ast.walk(rewriter.folded.node):
+                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id:
+                    if isinstance(statement.value, (ast.Dict, ast.DictComp)):
+                        return "dict"
+                    if isinstance(statement.value, (ast.List, ast.ListComp)):
+                        return "list"
+        return None
+
+    def mutating_call(self, rewriter, node, text):
+        """The text of a call, and the names among its arguments that the function called gives back changed."""
+        if not isinstance(node, ast.Call):
+            return text, []
+        callees = [self.functions[c] for c in getattr(node, "callees", []) if c in self.functions]
+        if len(callees) != 1 or not getattr(callees[0], "mutated", ()):
+            return text, []
+        target, after = callees[0], []
+        for name in target.mutated:
+            position = target.parameters.index(name)
+            argument = node.args[position] if position < len(node.args) else next((k.value for k in node.keywords if k.arg == name), None)
+            after.append(argument.id if isinstance(argument, ast.Name) else "_")
+        return text, after
+
+    def write_back(self, rewriter, names) -> list[str]:
+        """Changed states go back into the cache they came from."""
+        lines = []
+        for name in names:
+            for node in ast.walk(rewriter.folded.node):
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
+                    func = node.value.func
+                    if isinstance(func, ast.Attribute) and func.attr in ("get_recurrent_state", "get_conv_state"):
+                        kind = func.attr.removeprefix("get_")
+                        arguments = "".join(f", {k.arg}={rewriter.expr(k.value)}" for k in node.value.keywords)
+                        lines.append(f"{rewriter.expr(func.value)}.update_{kind}({name}{arguments})")
+                        break
+        return lines
+
+    def branch(self, rewriter, node) -> None:
+        """Note the sides of a branch that no configuration ran."""
+        truths = set(self.facts.truths(node.test))
+        origin = getattr(node, "origin", None)
+        if origin is None or truths == {True, False}:
+            return
+        where = f"{origin[0]}:{origin[1].split(':')[0]}"
+        if not truths:
+            if self.facts.calls(rewriter.folded.file, _qualname(rewriter.folded)) == 0:
+                return
+            self.unproven.append((where, f"if {ast.unparse(node.test)}: never reached"))
+        else:
+            side = "else" if truths == {True} else "then"
+            if side == "then" or node.orelse:
+                self.unproven.append((where, f"if {ast.unparse(node.test)}: only ever {truths.pop()}"))
+
+
+def _qualname(folded) -> str:
+    return folded.key.partition("::")[2]
+
+
+__all__ = ["Context", "Rewriter"]

@@ -1,0 +1,473 @@
+"""Emit: the modeling file of a slice, definitions in the reference's order, imports that are used, formatted."""
+
+import ast
+import subprocess
+import sys
+
+from labkit.port.construct import InitRewriter, numpy_text
+from labkit.port.fold import CACHE_NAMES
+from labkit.port.program import Symbol
+from labkit.port.rewrite import CannotTranslate, Rewriter
+from labkit.port.trim import names_in
+
+
+def emit_modeling(context, model_type: str, tree, entry_key: str):
+    """(text, refusals)."""
+    emitter = Emitter(context, model_type, tree, entry_key)
+    return emitter.text(), emitter.refusals
+
+
+class Emitter:
+    def __init__(self, context, model_type, tree, entry_key):
+        self.t, self.model_type, self.tree, self.entry_key = context, model_type, tree, entry_key
+        self.refusals = []
+        self.maker: list[str] = []
+        context.layer_maker = self.layer_maker
+        context.axes = self.axes
+        self.reached = self._reached()
+        self.numpy_only = self._constructed_only()
+
+    # what is emitted
+
+    def _reached(self) -> set[str]:
+        """Functions that the emitted code still calls."""
+        functions = self.t.functions
+        seen, wanted = set(), [self.entry_key, *self._init_keys(self.t.program.entry)]
+        wanted += [k for k in functions if k.endswith(".compute_default_rope_parameters")]
+        while wanted:
+            key = wanted.pop()
+            if key in seen or key not in functions:
+                continue
+            seen.add(key)
+            folded = functions[key]
+            for node in ast.walk(folded.node):
+                if isinstance(node, ast.Call):
+                    wanted += getattr(node, "callees", [])
+                elif isinstance(node, ast.Name) and node.id in self.t.program.file(folded.file).definitions and node.id not in self.t.local_names(folded):
+                    wanted.append(f"{folded.file}::{node.id}")
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self" and folded.cls:
+                    found = self.t.program.method(folded.file, folded.cls, node.attr)
+                    if found:
+                        wanted.append(f"{found[0].key}.{node.attr}")
+        return seen
+
+    def _init_keys(self, symbol):
+        found = self.t.program.method(symbol.file, symbol.name, "__init__")
+        return [f"{found[0].key}.__init__"] if found else []
+
+    def _constructed_only(self) -> set[str]:
+        """Functions that only constructors call: their arrays are numpy's."""
+        functions = self.t.functions
+        forward = set()
+        wanted = [k for k in self.reached if k.partition("::")[2].split(".")[-1] == "forward"]
+        while wanted:
+            key = wanted.pop()
+            if key in forward or key not in functions or key.endswith("__init__"):
+                continue
+            forward.add(key)
+            for node in ast.walk(functions[key].node):
+                if isinstance(node, ast.Call):
+                    wanted += getattr(node, "callees", [])
+        return {k for k in self.reached if k not in forward and not k.endswith("__init__")}
+
+    def axes(self, folded, attribute):
+        return None
+
+    # text
+
+    def text(self) -> str:
+        blocks = []
+        symbols = self._symbols()
+        for symbol in symbols:
+            blocks.append(self.definition(symbol))
+        extra = []
+        done = {s.name for s in symbols}
+        pending = [s for s in self.t.globals.values() if s.kind == "value" and s.name not in done]
+        for symbol in pending:
+            extra.append(self.module_value(symbol))
+        config = self.config_text()
+        head = [f'"""{self.model_type}, translated from transformers {_version()} `{self.tree.file.name}`."""', ""]
+        body = "\n\n\n".join([*extra, config, self.sharding_text(), *self._maker_text(), *blocks, self.create_text()])
+        imports = self.imports()
+        return tidy("\n".join([*head, *imports, "", "", body, ""]))
+
+    def _symbols(self) -> list[Symbol]:
+        found = {}
+        for key in self.reached:
+            folded = self.t.functions[key]
+            if folded.cls is None:
+                if self.t.known(folded) is None:
+                    found[f"{folded.file}::{folded.node.name}"] = (folded.file, folded.original.lineno, Symbol("function", folded.file, folded.node.name))
+            else:
+                found[f"{folded.file}::{folded.cls}"] = (
+                    folded.file,
+                    self.t.program.node(Symbol("class", folded.file, folded.cls)).lineno,
+                    Symbol("class", folded.file, folded.cls),
+                )
+        for modules in self.t.facts.record.modules:
+            for cls in modules.values():
+                if "::" in cls and not cls.startswith("external::") and cls not in found:
+                    path, _, name = cls.partition("::")
+                    if any(k.startswith((f"{b.key}.")) for b in self.t.program.bases(path, name) for k in self.reached):
+                        symbol = Symbol("class", path, name)
+                        found[cls] = (path, self.t.program.node(symbol).lineno, symbol)
+        entry = self.t.program.entry
+        found.setdefault(entry.key, (entry.file, self.t.program.node(entry).lineno, entry))
+        ordered = sorted(found.values(), key=lambda item: (item[0] == entry.file, item[0], item[1]))
+        spine = {lv.symbol.key for lv in self.t.spine.levels}
+        plain = [s for _, _, s in ordered if s.key not in spine]
+        return plain + [lv.symbol for lv in reversed(self.t.spine.levels)]
+
+    def guarded(self, component, lines_of, indent="        "):
+        try:
+            return lines_of()
+        except CannotTranslate as refused:
+            from labkit.port.translate import Refusal
+
+            self.refusals.append(Refusal(refused.construct, refused.where, component, refused.advice))
+            return [f'{indent}raise NotImplementedError("{refused.construct} ({refused.where})")'.replace("\n", " ")]
+
+    def definition(self, symbol: Symbol) -> str:
+        if symbol.kind == "function":
+            return "\n".join(self.function(self.t.functions[symbol.key], ""))
+        return "\n".join(self.class_lines(symbol))
+
+    def cite(self, file, line) -> str:
+        return f'"""{file}:{line}."""'
+
+    def signature(self, folded, extra="") -> str:
+        args = folded.original.args
+        positional = [*args.posonlyargs, *args.args]
+        defaults = dict(zip([a.arg for a in positional[len(positional) - len(args.defaults) :]], args.defaults))
+        defaults |= {a.arg: d for a, d in zip(args.kwonlyargs, args.kw_defaults) if d is not None}
+        parts, star, optional = [], False, False
+        kwonly = {a.arg for a in args.kwonlyargs}
+        for name in folded.parameters:
+            if name in kwonly and not star:
+                parts.append("*")
+                star = True
+            if name in defaults or name in folded.extras:
+                value = ast.unparse(defaults[name]) if name in defaults else "None"
+                value = value if "torch" not in value else "None"
+                parts.append(f"{name}={value}")
+                optional = True
+            else:
+                parts.append(f"{name}=None" if optional and not star else name)
+        if extra:
+            parts += ([] if star else ["*"]) + [extra]
+        if any(len(t) > 1 for t in self._calls_to(folded)) and args.kwarg:
+            parts.append("**_")
+        return ", ".join(parts)
+
+    def _calls_to(self, folded):
+        for other in self.t.functions.values():
+            for node in ast.walk(other.node):
+                if isinstance(node, ast.Call) and folded.key in getattr(node, "callees", []):
+                    yield node.callees
+
+    def function(self, folded, indent, name=None, first=None) -> list[str]:
+        numpy = folded.key in self.numpy_only
+        wide = None
+        if numpy:
+            wide = "wide_dtype(config.dtype)" if "config" in folded.parameters else "wide_dtype(self.config.dtype)" if folded.cls else "np.float64"
+            self.t.needs.use("labkit.layers.precision", "wide_dtype")
+        rewriter = Rewriter(self.t, folded, numpy=numpy, wide=wide)
+        static = any(ast.unparse(d) == "staticmethod" for d in folded.original.decorator_list)
+        prop = any(ast.unparse(d) == "property" for d in folded.original.decorator_list)
+        own = ["self"] if folded.cls and not static else []
+        signature = ", ".join([*own, *filter(None, [self.signature(folded)])])
+        component = folded.key.partition("::")[2]
+        body = self.guarded(component, lambda: [*(first or []), *rewriter.block(folded.node.body, indent + "    ")], indent + "    ")
+        if numpy:
+            body = [numpy_text(line) for line in body]
+        lines = [f"{indent}@staticmethod"] if static else [f"{indent}@property"] if prop else []
+        lines.append(f"{indent}def {name or folded.node.name}({signature}):")
+        lines.append(f"{indent}    {self.cite(folded.file, folded.original.lineno)}")
+        return lines + body
+
+    def class_lines(self, symbol: Symbol) -> list[str]:
+        program, functions = self.t.program, self.t.functions
+        node = program.node(symbol)
+        level = self.t.spine.keys.get(symbol.key)
+        index = self.t.spine.levels.index(level) if level else None
+        if level is not None and index + 1 < len(self.t.spine.levels):
+            base = self.t.spine.levels[index + 1].symbol.name
+        else:
+            base = self._base(symbol)
+        lines = [f"class {symbol.name}({base}):", f"    {self.cite(symbol.file, node.lineno)}", ""]
+        own = [functions[k] for k in self.reached if functions[k].file == symbol.file and functions[k].cls == symbol.name]
+        own.sort(key=lambda f: (f.node.name != "__init__", f.original.lineno))
+        if not any(f.node.name == "__init__" for f in own) and level is not None:
+            for inherited in self._init_keys(symbol):
+                own.insert(0, functions[inherited])
+        forward_done = False
+        bodies = []
+        for folded in own:
+            if folded.node.name == "__init__" and f"{symbol.file}::{symbol.name}" in self.t.ropes:
+                continue
+            elif folded.node.name == "__init__":
+                bodies.append(("__init__", self.init_lines(folded, symbol, level)))
+            elif folded.node.name == "forward":
+                forward_done = True
+                bodies.append(("forward", self.forward_lines(folded, level)))
+            else:
+                bodies.append((folded.node.name, self.function(folded, "    ")))
+        if level is not None and not forward_done:
+            key = self.t.forward_key(level)
+            bodies.append(("forward", self.forward_lines(functions[key], level)))
+        inits = [b for n, b in bodies if n == "__init__"]
+        key = f"{symbol.file}::{symbol.name}"
+        if key in self.t.ropes:
+            params = [p for p in (functions[self._init_keys(symbol)[0]].parameters if self._init_keys(symbol) else [])]
+            inits = [[f"    def __init__(self, {', '.join(p if p == 'config' else f'{p}=None' for p in params) or 'config'}, *, build):", "        self.config = config"]]
+        elif key in self.t.uses_config and inits and not any("self.config = config" in line for line in inits[0]) and "config" in inits[0][0]:
+            inits[0].insert(1, "        self.config = config")
+        rest = [b for n, b in bodies if n != "__init__"]
+        for body in [*inits, *rest]:
+            lines += [*body, ""]
+        if level is not None and index == 0:
+            lines += self.cache_lines()
+        if len(lines) == 3:
+            lines.append("    pass")
+        return lines
+
+    def _base(self, symbol) -> str:
+        for base in self.t.program.bases(symbol.file, symbol.name):
+            if any(self.t.functions[k].file == base.file and self.t.functions[k].cls == base.name for k in self.reached):
+                return base.name
+        names = {b.split(".")[-1] for b in self.t.program.base_names(symbol.file, symbol.name)}
+        for kind in ("Embedding", "Linear", "LayerNorm", "Conv1d"):
+            if kind in names:
+                alias = {"Embedding": "Embedding", "Linear": "Linear", "LayerNorm": "LayerNorm", "Conv1d": "Conv1d"}[kind]
+                return self.t.needs.use("labkit.layers.torch_modules", alias)
+        return "nnx.Module"
+
+    def init_lines(self, folded, symbol, level) -> list[str]:
+        rewriter = InitRewriter(self.t, folded)
+        signature = self.signature(folded, "build")
+        body = self.guarded(f"{symbol.name}.__init__", lambda: rewriter.block(folded.node.body, "        "))
+        body = [numpy_text(line) for line in body]
+        return [f"    def __init__(self, {signature}):", *([] if body == ["        pass"] else body)] + (["        pass"] if body == ["        pass"] else [])
+
+    def forward_lines(self, folded, level) -> list[str]:
+        key = f"{folded.file}::{folded.cls}"
+        if level is None:
+            first = []
+            if key in self.t.ropes:
+                first = self.rope_lines(folded)
+            return self.function(folded, "    ", "__call__", first)
+        if level.path == "":
+            return self.entry_lines(folded)
+        if not set(folded.parameters) & CACHE_NAMES:
+            folded.parameters = [*folded.parameters, "cache"]
+            folded.extras.setdefault("cache", None)
+            self.t._locals.pop(folded.key, None)
+        return self.function(folded, "    ", "decode")
+
+    def rope_lines(self, folded) -> list[str]:
+        function = self.t.needs.use("labkit.layers.rope_types", "rope_init")
+        found = self.t.program.method(folded.file, folded.cls, "compute_default_rope_parameters")
+        default = ", default=self.compute_default_rope_parameters" if found else ""
+        typed = ", layer_type=layer_type" if "layer_type" in folded.parameters else ""
+        positions = next((p for p in folded.parameters if "position" in p), "None")
+        return [f"        inv_freq, attention_scaling = {function}(self.config, {positions}{default}{typed})"]
+
+    def entry_lines(self, folded) -> list[str]:
+        rewriter = Rewriter(self.t, folded)
+        cache = self.t.cache_name(folded)
+        stores = {n.id for n in ast.walk(folded.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        used = names_in(folded.node)
+        self.t.needs.use("labkit.layers.decoding", "DecoderCall")
+        lines = [
+            "    def __call__(self, tokens, positions=None, segment_ids=None, cache=None, return_aux=False, *, scan=True, remat=None):",
+            '        """tokens int [batch, length] -> logits [batch, length, vocab][, aux][, cache].',
+            "",
+            f'        {folded.file}:{folded.original.lineno}."""',
+            "        cache = DecoderCall.begin(self, tokens, positions, segment_ids, cache, scan=scan, remat=remat)",
+        ]
+        for name, text in (("input_ids", "tokens"), ("attention_mask", "cache.attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
+            if name == text or name not in used:
+                continue
+            if name in stores:
+                lines.append(f"        {name} = {text}")
+            else:
+                rewriter.renames[name] = text
+        rewriter.returned = lambda node: f"cache.outputs({rewriter.expr(node.value)}, return_aux)"
+        return lines + self.guarded("__call__", lambda: rewriter.block(folded.node.body, "        "))
+
+    def cache_lines(self) -> list[str]:
+        self.t.needs.use("labkit.layers.decoding", "empty_cache")
+        return [
+            "    def init_cache(self, batch: int, capacity: int):",
+            '        """An empty cache for `capacity` tokens per row, in the model\'s dtype."""',
+            "        return empty_cache(self, batch, capacity)",
+            "",
+        ]
+
+    # the layers
+
+    def layer_maker(self, rewriter, node) -> None:
+        """`make_layer` from the constructor's list of layers: a comprehension, or a loop that appends."""
+        value = node.value
+        argument = value.args[0] if isinstance(value, ast.Call) and value.args else None
+        if isinstance(argument, ast.ListComp) and len(argument.generators) == 1:
+            generator = argument.generators[0]
+            index = generator.target.id
+            rewriter.renames[index] = "layer_idx"
+            body = [f"    return {rewriter.expr(argument.elt)}"]
+            rewriter.renames.pop(index)
+        else:
+            name = ast.unparse(argument) if argument is not None else f"self.{self.t.spine.layers}"
+            loop = next((s for s in rewriter.folded.node.body if isinstance(s, ast.For) and f"{name}.append" in ast.unparse(s)), None)
+            if loop is None or not isinstance(loop.target, ast.Name):
+                raise CannotTranslate("a list of layers made in another way than by a comprehension or by append", node)
+            rewriter.renames[loop.target.id] = "layer_idx"
+            body = []
+            for statement in loop.body:
+                for line in rewriter.statement(statement, "    "):
+                    stripped = line.strip()
+                    if stripped.startswith(f"{name}.append(") and stripped.endswith(")"):
+                        line = line[: len(line) - len(stripped)] + f"return {stripped[len(name) + 8 : -1]}"
+                    body.append(line)
+            rewriter.folded.node.body = [s for s in rewriter.folded.node.body if s is not loop]
+            rewriter.renames.pop(loop.target.id)
+        needed = self._locals_before(rewriter, node, body)
+        self.maker = ["def make_layer(config, layer_idx, build):", '    """One layer of the decoder, by its index."""', *needed, *[b.replace("self.config", "config") for b in body]]
+
+    def _locals_before(self, rewriter, node, body) -> list[str]:
+        """Assignments to locals that the layer's constructor arguments read."""
+        wanted = names_in(ast.parse("\n".join(["def f():", *body])))
+        out = []
+        for statement in reversed(rewriter.folded.node.body):
+            if statement is node or not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+                continue
+            if statement.targets[0].id in wanted and statement.targets[0].id != "config":
+                wanted |= names_in(statement.value)
+                out = rewriter.statement(statement, "    ") + out
+        return [numpy_text(line).replace("self.config", "config") for line in out]
+
+    def _maker_text(self) -> list[str]:
+        return ["\n".join(numpy_text(line) for line in self.maker)] if self.maker else []
+
+    # the rest of the file
+
+    def module_value(self, symbol) -> str:
+        node = self.t.program.node(symbol)
+        return ast.unparse(node)
+
+    def config_text(self) -> str:
+        from labkit.port.config_class import ConfigClass
+
+        path = self.tree.config_file.relative_to(self.t.program.folder).as_posix() if self.tree.config_file else None
+        name = self.t.config_class or "Config"
+        lines = [
+            "@dataclasses.dataclass(frozen=True, kw_only=True)",
+            f"class {name}(TranslatedConfig):",
+            f'    """`{name}` of transformers: the attributes that this slice reads."""',
+            "",
+        ]
+        attributes = dict(self.t.config_attributes)
+        count = next((k for k in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers") if any(k in c for c in self.t.facts.record.config)), "num_hidden_layers")
+        for key in (count, "vocab_size", "hidden_size", "num_attention_heads", "tie_word_embeddings"):
+            attributes.setdefault(key, None)
+        if any("layer_types" in c for c in self.t.facts.record.config):
+            attributes.setdefault("layer_types", None)
+        if self.t.ropes:
+            for key in ("rope_parameters", "max_position_embeddings", "head_dim", "partial_rotary_factor", "original_max_position_embeddings", "rope_theta"):
+                if any(key in c for c in self.t.facts.record.config):
+                    attributes.setdefault(key, None)
+        for label in self.t.labels:
+            for node in ast.walk(ast.parse(label)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                    attributes.setdefault(node.attr, None)
+        if path:
+            config_class = ConfigClass(self.t.program, path, name)
+            lines += config_class.lines(name, attributes, self.t.facts.record.config)
+            lines += config_class.irrelevant(self._words(), self.t.facts.record.config)
+        self.t.needs.use("labkit.models.config", "TranslatedConfig")
+        if self.maker:
+            self.t.needs.use("labkit.layers.planning", "plan_layers")
+            labels = f", labels=tuple(({', '.join(self.t.labels)},) for layer_idx in range(self.{count}))" if self.t.labels else ""
+            lines += [
+                "",
+                "    @property",
+                "    def plan(self):",
+                f"        return plan_layers(self.{count}, lambda layer_idx, build: make_layer(self, layer_idx, build), self{labels})",
+            ]
+        else:
+            self.t.needs.use("labkit.layers.plan", "LayerPlan")
+            lines += ["", "    @property", "    def plan(self):", "        return LayerPlan.from_kinds([])"]
+        return "\n".join(lines)
+
+    def _words(self) -> set[str]:
+        """Every attribute and string in the reference's functions that the model reaches, before anything was folded away."""
+        found = set()
+        for folded in self.t.functions.values():
+            for node in ast.walk(folded.original):
+                if isinstance(node, ast.Attribute):
+                    found.add(node.attr)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(node.value)
+        return found
+
+    def names(self) -> tuple[str, str, str]:
+        """(config class, sharding class, model class)."""
+        name = self.t.config_class or "Config"
+        return name, name.removesuffix("Config") + "Sharding", self.t.program.entry.name
+
+    def sharding_text(self) -> str:
+        self.t.needs.use("labkit.layers.sharding", "Sharding")
+        config, sharding, _ = self.names()
+        return "\n".join(
+            [
+                f"class {sharding}(Sharding):",
+                '    """The base mapping as it is."""',
+                "",
+                "    @classmethod",
+                f"    def for_mesh(cls, config: {config}, mesh):",
+                "        return cls(dict(mesh.shape), vocab_size=config.vocab_size or 0, num_heads=config.num_attention_heads or 0)",
+            ]
+        )
+
+    def create_text(self) -> str:
+        self.t.needs.use("labkit.layers.building", "create_model")
+        config, sharding, model = self.names()
+        return "\n".join(
+            [
+                f"def create_{self.model_type.replace('-', '_')}_model(config: {config}, *, rngs, mesh=None, quant_mode_str=None) -> {model}:",
+                '    """A model with random parameters placed on `mesh` (one device by default); abstract under `nnx.eval_shape`."""',
+                f"    return create_model({model}, config, {sharding}, rngs=rngs, mesh=mesh, quant_mode_str=quant_mode_str)",
+            ]
+        )
+
+    def imports(self) -> list[str]:
+        lines = ["import dataclasses", "from collections.abc import Mapping", "from typing import ClassVar", "", "import jax", "import jax.numpy as jnp", "import numpy as np", "from flax import nnx", ""]
+        for (module, name), alias in sorted(self.t.needs.names.items()):
+            if module == "":
+                lines.insert(0, f"import {name}" if name not in ("np",) else "import numpy as np")
+            else:
+                lines.append(f"from {module} import {name}" + (f" as {alias}" if alias != name else ""))
+        return lines
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("transformers")
+
+
+def tidy(text: str) -> str:
+    """Leftovers removed, unused imports and names removed, formatted by ruff."""
+    from labkit.port.leftovers import remove_leftovers
+
+    text = remove_leftovers(text)
+    base = [sys.executable, "-m", "ruff"]
+    fixed = subprocess.run(
+        [*base, "check", "--isolated", "--quiet", "--fix-only", "--select", "F401,F811,I,UP034", "--stdin-filename", "slice.py", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+    )
+    text = fixed.stdout or text
+    formatted = subprocess.run([*base, "format", "--isolated", "--quiet", "--line-length", "160", "--stdin-filename", "slice.py", "-"], input=text, capture_output=True, text=True)
+    return formatted.stdout or text

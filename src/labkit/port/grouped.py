@@ -1,0 +1,123 @@
+"""Mixtures: the reference's loop over experts as grouped products. Recognised by what it does: tokens of one expert picked, their results added back."""
+
+import ast
+
+from labkit.port.rewrite import CannotTranslate, Rewriter
+from labkit.port.trim import names_in
+
+
+def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
+    """The loop over experts that some token chose, or None for any other loop.
+
+    Raises CannotTranslate for such a loop whose body does something else than this: pick rows, compute on them with the expert's weights, add them back.
+    """
+    picked = next((s for s in ast.walk(node) if isinstance(s, ast.Assign) and _is_where(s.value)), None)
+    if picked is None or not isinstance(picked.targets[0], ast.Tuple):
+        return None
+    first, second = (t.id for t in picked.targets[0].elts)
+    expert = node.target.id
+    adds = [s for s in node.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and ast.unparse(s.value.func).endswith(".index_add_")]
+    if len(adds) != 1:
+        raise CannotTranslate("a loop over experts that does not end in index_add_", node)
+    total = ast.unparse(adds[0].value.func.value)
+    token = ast.unparse(adds[0].value.args[1])
+    choice = first if token == second else second
+    chosen = _chosen(rewriter.folded.node, picked)
+    weights = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and expert in names_in(n.slice) and rewriter.facts.is_parameter(n.value)]
+    if not weights or chosen is None:
+        raise CannotTranslate("a loop over experts without stacked weights", node)
+    grouped = GroupedRewriter(rewriter, expert, token, choice)
+    groups = rewriter.use("labkit.layers.grouping", "group_tokens")
+    lines = [f"{indent}groups = {groups}({rewriter.expr(chosen)}, {ast.unparse(weights[0].value)}.shape[0])"]
+    for statement in node.body:
+        if statement is picked or _only_about(statement, expert):
+            continue
+        if statement is adds[0]:
+            value = statement.value.args[2]
+            lines.append(f"{indent}{total} = groups.sum({grouped.expr(value)})")
+        else:
+            lines += grouped.statement(statement, indent)
+    rewriter.renames.update(grouped.renames)
+    return lines
+
+
+def _is_where(value) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "torch.where" and len(value.args) == 1
+
+
+def _only_about(statement, expert) -> bool:
+    """`expert_idx = expert_idx[0]`, `if expert_idx == self.num_experts: continue`."""
+    if isinstance(statement, ast.If):
+        return all(isinstance(s, ast.Continue) for s in statement.body) and not statement.orelse
+    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == expert
+
+
+def _chosen(function, picked):
+    """The array of chosen experts, from the one-hot mask that the loop reads."""
+    mask = picked.value.args[0]
+    while isinstance(mask, (ast.Subscript, ast.Call)):
+        mask = mask.value if isinstance(mask, ast.Subscript) else (mask.func.value if isinstance(mask.func, ast.Attribute) and not ast.unparse(mask.func).startswith(("torch", "nn", "F.")) else mask.args[0])
+    name = ast.unparse(mask)
+    for _ in range(6):
+        assigns = [s for s in ast.walk(function) if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == name]
+        for assign in assigns:
+            for call in ast.walk(assign.value):
+                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("one_hot"):
+                    return call.args[0] if call.args else next(k.value for k in call.keywords if k.arg in ("input", "tensor"))
+        if not assigns:
+            return None
+    return None
+
+
+class GroupedRewriter(Rewriter):
+    """Rewrites one expert's computation on its tokens as the computation on all rows, sorted by expert."""
+
+    def __init__(self, outer: Rewriter, expert: str, token: str, choice: str):
+        super().__init__(outer.t, outer.folded, numpy=outer.numpy, wide=outer._wide)
+        self.renames = dict(outer.renames)
+        self.expert, self.token, self.choice = expert, token, choice
+
+    def _weight(self, node):
+        """The stacked weight in `self.weight[expert]`, or None."""
+        if isinstance(node, ast.Subscript) and self.expert in names_in(node.slice):
+            if ast.unparse(node.slice) != self.expert:
+                raise CannotTranslate(f"an expert's weight indexed as {ast.unparse(node)}", node)
+            return self.expr(node.value)
+        return None
+
+    def x_Subscript(self, node):
+        used = names_in(node.slice)
+        weight = self._weight(node)
+        if weight is not None:
+            return f"groups.take({weight})"
+        if self.token in used or self.choice in used:
+            elements = [ast.unparse(e) for e in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
+            if elements == [self.token]:
+                return f"groups.rows({self.expr(node.value)})"
+            if elements == [self.token, self.choice, "None"]:
+                return f"groups.weights({self.expr(node.value)})"
+            if elements == [self.token, self.choice]:
+                return f"groups.weights({self.expr(node.value)})[:, 0]"
+            raise CannotTranslate(f"rows of an expert picked as {ast.unparse(node)}", node)
+        return super().x_Subscript(node)
+
+    def op_linear(self, name, b, node):
+        weight = self._weight(b["weight"])
+        if weight is None:
+            return super().op_linear(name, b, node)
+        text = f"groups.linear({self.expr(b['input'])}, {weight})"
+        return f"({text} + {self.expr(b['bias'])})" if "bias" in b else text
+
+    def x_BinOp(self, node):
+        if isinstance(node.op, ast.MatMult):
+            weight = self._weight(node.right)
+            if weight is not None:
+                return f"groups.matmul({self.expr(node.left)}, {weight})"
+        return super().x_BinOp(node)
+
+    def operation(self, name, node, args):
+        if name in ("matmul", "mm") and len(args) == 2:
+            weight = self._weight(args[1])
+            if weight is not None:
+                return f"groups.matmul({self.expr(args[0])}, {weight})"
+        return super().operation(name, node, args)

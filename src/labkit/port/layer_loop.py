@@ -1,0 +1,122 @@
+"""Plan: the loop over the decoder's layers becomes a step that the stack runner scans or loops."""
+
+import ast
+
+from labkit.port.fold import CACHE_NAMES
+from labkit.port.rewrite import CannotTranslate
+from labkit.port.spine import layer_list
+from labkit.port.trim import names_in
+
+
+def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
+    """`for layer in self.layers: ...` as `def layer_step(layer, cache, *carry)` and `cache.run(self.layers, layer_step, ...)`; None for any other loop."""
+    folded = rewriter.folded
+    level = context.spine.keys.get(f"{folded.file}::{folded.cls}")
+    attribute = layer_list(node.iter)
+    if level is None or level is not context.spine.last or attribute is None or attribute != context.spine.layers:
+        return None
+    enumerated = isinstance(node.iter, ast.Call)
+    index = node.target.elts[0].id if enumerated else None
+    layer = (node.target.elts[1] if enumerated else node.target).id
+    if any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for s in node.body for n in ast.walk(s)):
+        raise CannotTranslate("a loop over layers that stops early", node)
+    cache = context.cache_name(folded)
+    assigned = _assigned(node.body)
+    before = _read_first(node.body) & assigned
+    after = _names_after(folded.node, node)
+    carry = [n for n in _ordered(node.body) if n in assigned and (n in before or n in after) and n not in (layer, index, cache)]
+    missing = [n for n in carry if n not in before and not _defined_before(folded.node, node, n)]
+    if missing:
+        raise CannotTranslate(f"a loop over layers that first defines {', '.join(missing)}", node)
+    if index is not None:
+        _bind_index(context, rewriter, node, index, cache)
+    step = f"{layer}_step" if f"{layer}_step" not in context.local_names(folded) else "run_layer"
+    lines = [f"{indent}def {step}({', '.join([layer, cache, *carry])}):"]
+    lines += rewriter.block(node.body, indent + "    ")
+    lines += [f"{indent}    return {', '.join(carry)}", ""]
+    lines += [f"{indent}{', '.join(carry)} = {cache}.run(self.layers, {step}, {', '.join(carry)})"]
+    return lines
+
+
+def _assigned(body) -> set[str]:
+    found = {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return found | {n.target.id for s in body for n in ast.walk(s) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+
+
+def _ordered(body) -> list[str]:
+    return list(dict.fromkeys(n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)))
+
+
+def _read_first(body) -> set[str]:
+    """Names whose first use on some way through the body is a reading."""
+    found, written = set(), set()
+
+    def walk(statements):
+        for s in statements:
+            if isinstance(s, ast.Assign):
+                found.update(names_in(s.value) - written)
+                for t in s.targets:
+                    for n in ast.walk(t):
+                        if isinstance(n, ast.Name):
+                            (written if isinstance(n.ctx, ast.Store) else found).add(n.id) if n.id not in written else None
+            elif isinstance(s, ast.AugAssign):
+                found.update((names_in(s.value) | {n.id for n in ast.walk(s.target) if isinstance(n, ast.Name)}) - written)
+            elif isinstance(s, ast.If):
+                found.update(names_in(s.test) - written)
+                before = set(written)
+                walk(s.body)
+                then = set(written)
+                written.clear()
+                written.update(before)
+                walk(s.orelse)
+                written.intersection_update(then)
+            elif isinstance(s, ast.For):
+                found.update(names_in(s.iter) - written)
+                walk(s.body)
+            else:
+                found.update(names_in(s) - written)
+
+    walk(body)
+    return found
+
+
+def _names_after(function, loop) -> set[str]:
+    """Names read in the statements that follow the loop at its level."""
+    for node in ast.walk(function):
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and loop in block:
+                return set().union(*(names_in(s) for s in block[block.index(loop) + 1 :]), set())
+    return set()
+
+
+def _defined_before(function, loop, name) -> bool:
+    if name in {a.arg for a in function.args.args}:
+        return True
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) and getattr(node, "lineno", 0) < loop.lineno:
+            return True
+    return False
+
+
+def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
+    """The loop's index: the layer's own index within arrays, and for lookups in the config, where layers that differ are of different kinds."""
+    for statement in loop.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Subscript) and index in names_in(node.slice):
+                if context.facts.is_array(node.value):
+                    for n in ast.walk(node.slice):
+                        if isinstance(n, ast.Name) and n.id == index:
+                            n.id = f"{index}__in_array"
+                elif not context.facts.is_a(node.value, "dict"):
+                    text = rewriter.expr(node).replace("self.config.", "self.").replace("config.", "self.")
+                    if text.startswith("self.") and text not in context.labels and "cache" not in text:
+                        context.labels.append(text.replace(f"[{index}]", "[layer_idx]"))
+            elif isinstance(node, ast.Compare) and index in names_in(node):
+                text = ast.unparse(node).replace("self.config.", "self.")
+                context.labels.append(text.replace(index, "layer_idx"))
+    rewriter.renames[f"{index}__in_array"] = f"{cache}.index"
+    rewriter.renames[index] = f"{cache}.layer_idx"
+
+
+__all__ = ["CACHE_NAMES", "rewrite_layer_loop"]

@@ -1,0 +1,128 @@
+"""From a model type to a slice: the passes in order, and what they made."""
+
+import ast
+import dataclasses
+import hashlib
+
+from labkit.errors import BlockedError
+from labkit.hf.architectures import transformers_folder
+from labkit.port.context import Context
+from labkit.port.emit import emit_modeling
+from labkit.port.facts import Facts
+from labkit.port.fold import VARIES, Const, Folder
+from labkit.port.program import Program, Symbol
+from labkit.port.slice_files import package_text, rules_text, utils_text
+from labkit.port.source_tree import source_tree
+from labkit.port.spine import find_spine
+from labkit.port.trim import Trimmer
+
+TRANSLATOR_VERSION = "1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A construct that has no translation. where: "file:line" in the reference. component: the class and method."""
+
+    construct: str
+    where: str
+    component: str
+    advice: str = ""
+
+
+@dataclasses.dataclass
+class Translation:
+    """What the translator made of one architecture. files: name -> text. unproven: (where, text) of branches that no configuration ran. sources: file ->
+    sha256 of what was read. fingerprint: of the classes and functions reached. unusual: what a reader should know first."""
+
+    family: str
+    files: dict[str, str]
+    refusals: list[Refusal]
+    unproven: list[tuple[str, str]]
+    sources: dict[str, str]
+    fingerprint: str
+    transformers_version: str
+    unusual: list[str]
+
+
+def translate(source, *, record=None, progress=None) -> Translation:
+    """The slice of a source, or of a model type of the installed transformers.
+
+    record: what runs of the reference have shown (`hf.source_record`), made here when it is not given. Raises BlockedError when the reference has no class for
+    it.
+    """
+    model_type = source if isinstance(source, str) else source.config.model_type
+    tree = source_tree(model_type)
+    path = tree.file.relative_to(transformers_folder()).as_posix()
+    if record is None:
+        record = record_of(model_type)
+    program, facts = Program(path, tree.entry), Facts(record)
+    folder = Folder(program, facts)
+    entry = program.method(path, tree.entry, "forward")
+    if entry is None:
+        raise BlockedError(f"{tree.entry} has no forward", path)
+    entry_key = f"{entry[0].key}.forward"
+    functions = folder.run(entry_key, program.entry)
+    init = program.method(path, tree.entry, "__init__")
+    folder.add(f"{init[0].key}.__init__", {"config": VARIES})
+    ropes = _rope_classes(program, functions)
+    for symbol in ropes:
+        if program.method(symbol.file, symbol.name, "compute_default_rope_parameters"):
+            folder.add(f"{symbol.key}.compute_default_rope_parameters", {"device": Const(None), "seq_len": Const(None)})
+    spine = find_spine(program, facts, functions)
+    entries = {entry_key}
+    trimmer = Trimmer(functions, facts, entries)
+    trimmer.keep_caches = {f"{program.method(lv.symbol.file, lv.symbol.name, 'forward')[0].key}.forward" for lv in spine.levels}
+    trimmer.run()
+    context = Context(program, facts, functions, spine, trimmer)
+    context.ropes = {s.key for s in ropes}
+    context.config_class = tree.config_class.name if tree.config_class is not None else None
+    text, refusals = emit_modeling(context, model_type, tree, entry_key)
+    files = {
+        f"modeling_{_slug(model_type)}.py": text,
+        f"checkpoint_mappings_{_slug(model_type)}.py": rules_text(context, model_type, tree),
+        f"utils_{_slug(model_type)}.py": utils_text(context, model_type),
+        "__init__.py": package_text(context, model_type, tree),
+    }
+    digest = hashlib.sha256()
+    for key in sorted(functions):
+        digest.update(ast.dump(functions[key].original).encode())
+    return Translation(
+        model_type,
+        files,
+        refusals,
+        context.unproven,
+        {p: program.file(p).sha256 for p in sorted(program.files)},
+        digest.hexdigest()[:16],
+        tree_version(),
+        context_unusual(context),
+    )
+
+
+def _slug(model_type: str) -> str:
+    return model_type.replace("-", "_")
+
+
+def tree_version() -> str:
+    from importlib.metadata import version
+
+    return version("transformers")
+
+
+def record_of(model_type: str):
+    """The record of the configurations that together run the optional branches of a type."""
+    from labkit.hf.source_record import record_sources
+
+    return record_sources([f"tiny:{model_type}"])
+
+
+def context_unusual(context) -> list[str]:
+    return []
+
+
+def _rope_classes(program, functions) -> list[Symbol]:
+    """Classes whose constructor chooses among transformers' rope types."""
+    found = []
+    for folded in list(functions.values()):
+        if folded.cls and folded.node.name == "__init__" and any(isinstance(n, ast.Name) and n.id == "ROPE_INIT_FUNCTIONS" for n in ast.walk(folded.original)):
+            found.append(Symbol("class", folded.file, folded.cls))
+    return found
