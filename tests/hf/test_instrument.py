@@ -119,4 +119,6 @@ def test_tests_functions_callees_and_constants(both):
     assert tables["functions"]["made.py"]["twice.<locals>.run"] == 1
     assert tables["functions"]["made.py"]["Child.match"] == 3
     assert find(tables["constants"], "len(values)") == 5
-    assert find(tables["constants"], "child.match(0)") is None and "None" in str(tables["constants"]["made.py"])
+    assert find(tables["nodes"], "child.match(0)") == ["none"] and None in tables["constants"]["made.py"].values()
+    assert find(tables["constants"], "count * step") == 24
+    assert find(tables["constants"], "value > 2") is True and find(tables["constants"], "enumerate(self.rest)") is None

@@ -13,6 +13,7 @@ from labkit.hf.instrumented import instrumented_models
 from labkit.hf.observer import Observer
 from labkit.hf.reference import Reference
 from labkit.hf.source_record import SourceRecord, main, record_sources, record_sources_here
+from labkit.hf.threads import one_thread
 from labkit.hf.tiny import tiny_directory
 
 FILE = "models/qwen3_moe/modeling_qwen3_moe.py"
@@ -87,9 +88,10 @@ def test_the_copy_gives_the_reference_s_logits_to_the_bit_and_leaves_no_trace():
     directory = tiny_directory("tiny:llama")
     tokens = np.arange(48).reshape(2, 24)
     own = Reference.load(directory)
-    module, expected = sys.modules[type(own.model).__module__], own.logits(tokens)
+    with one_thread():
+        module, expected = sys.modules[type(own.model).__module__], own.logits(tokens)
     observer = Observer()
-    with instrumented_models(observer):
+    with one_thread(), instrumented_models(observer):
         copy = Reference.load(directory, verify=False)
         assert type(copy.model) is not type(own.model)
         assert np.array_equal(copy.logits(tokens), expected)

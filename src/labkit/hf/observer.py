@@ -97,6 +97,13 @@ class Observer:
     def names(self) -> dict:
         return {REPORT: self.value, TEST: self.test, CALLEE: self.callee, ENTER: self.enter}
 
+    def forget(self):
+        """Drop what was observed so far; the files keep reporting."""
+        for seen in (self.nodes, self.tests, self.callees):
+            seen[:] = [set() for _ in seen]
+        self.constants[:] = [_UNSEEN] * len(self.constants)
+        self.functions[:] = [0] * len(self.functions)
+
     def value(self, number: int, value):
         self.nodes[number].add(self.kinds(value))
         known = self.constants[number]

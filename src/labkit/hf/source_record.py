@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from labkit.errors import BlockedError, InputError, LabError
+from labkit.hf.threads import PATIENT, one_thread
 
 _ERRORS = {"InputError": InputError, "BlockedError": BlockedError, "LabError": LabError}
 MAX_VALUES = 8  # different values kept of a static attribute
@@ -37,8 +38,8 @@ class SourceRecord:
     attributes["file::Class"][name]: {"kinds": [...], "values": up to 8 different plain values (lists stand for tuples), "tensors": [[model index,
     "param" or "buffer", persistent, dtype, shape], ...] without repetition}; names of submodules are among them.
 
-    One entry per model: models (as given), modules {module path: "file::Class"}, state {state dict name: [dtype, shape]}, tied (groups of names of
-    one tensor), config (`to_dict`). notes: runs that the reference refused.
+    One entry per model that loads: models (as given), modules {module path: "file::Class"}, state {state dict name: [dtype, shape]}, tied (groups of names of
+    one tensor), config (`to_dict`). notes: models and runs that the reference refused.
     """
 
     models: list[str] = field(default_factory=list)
@@ -68,11 +69,12 @@ class SourceRecord:
 
 
 def record_sources(paths: Sequence[str | os.PathLike]) -> SourceRecord:
-    """Record models (tiny names or checkpoint directories) in a process of its own. Raises InputError or BlockedError as `Reference.load` does."""
+    """Record models (tiny names or checkpoint directories) in a process of its own. Raises what `Reference.load` does when none loads."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
         here = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))}
+        environment = {**os.environ, **{key: os.environ.get(key, value) for key, value in PATIENT.items()}}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "labkit.hf.source_record", str(out), *map(str, paths)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode or not out.is_file():
@@ -85,21 +87,37 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
     """`record_sources` in this process, whose modeling modules are put back afterwards. Models must not be built by other threads meanwhile."""
     from labkit.hf.instrumented import instrumented_models
     from labkit.hf.observer import Observer
+    from labkit.hf.quiet import quiet_transformers
     from labkit.hf.reference import Reference
     from labkit.hf.tiny import tiny_directory
 
     if not paths:
         raise InputError("No model to record", next="Give at least one tiny name or directory")
-    # Tiny models are built by the process's own modules: only loading and running counts as observation.
-    directories = [tiny_directory(str(path)) if str(path).startswith("tiny:") else Path(path) for path in paths]
-    observer, record = Observer(), SourceRecord(models=[str(path) for path in paths])
-    with instrumented_models(observer):
-        for index, directory in enumerate(directories):
-            reference = Reference.load(directory, "exact", verify=False)
-            observer.kinds.note_buffers(reference.model)
-            _describe(reference.model, index, observer, record)
-            _run(reference, observer, record)
-            observer.kinds.buffers = set()
+    observer, record, failure = Observer(), SourceRecord(), None
+    with one_thread(), quiet_transformers():
+        # Tiny models are built by the process's own modules: only loading and running counts as observation.
+        directories: dict[str, Path] = {}
+        for path in map(str, paths):
+            try:
+                directories[path] = tiny_directory(path) if path.startswith("tiny:") else Path(path)
+            except LabError as error:
+                failure = failure or error
+                record.notes.append(f"{path}: {error.what}")
+        with instrumented_models(observer):
+            for path, directory in directories.items():
+                try:
+                    reference = Reference.load(directory, "exact", verify=False)
+                except LabError as error:
+                    failure = failure or error
+                    record.notes.append(f"{path}: {error.what}")
+                    continue
+                observer.kinds.note_buffers(reference.model)
+                record.models.append(path)
+                _describe(reference.model, len(record.modules), observer, record)
+                _run(reference, observer, record)
+                observer.kinds.buffers = set()
+    if not record.models:
+        raise failure
     for name, table in observer.tables().items():
         setattr(record, name, table)
     return record
@@ -107,6 +125,11 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
 
 def _run(reference, observer, record: SourceRecord):
     import numpy as np
+    import torch
+
+    def decode(tokens):
+        with reference._running():
+            decode_with_cache(reference.model, torch.from_numpy(tokens))
 
     vocab = reference.model.get_input_embeddings().weight.shape[0]
     draw = np.random.default_rng(0).integers(0, vocab, (2, 40))
@@ -114,38 +137,35 @@ def _run(reference, observer, record: SourceRecord):
     mask[1, :5] = 0
     runs = {
         "40 tokens": lambda: reference.logits(draw),
-        "cached decoding": lambda: _decode(reference, draw[:, :10], observer),
+        "cached decoding": lambda: decode(draw[:, :10]),
         "left padding": lambda: reference.logits(draw[:, :24], mask),
     }
     for name, run in runs.items():
         try:
             run()
         except Exception as error:  # whatever the reference cannot do is a note, not a fault of the record
-            record.notes.append(f"{record.models[len(record.modules) - 1]}: {name} fails in the reference: {type(error).__name__}: {str(error)[:300]}")
+            record.notes.append(f"{record.models[-1]}: {name} fails in the reference: {type(error).__name__}: {str(error)[:300]}")
         observer.kinds.note_buffers(reference.model)
 
 
-def _decode(reference, tokens, observer, prompt: int = 7):
-    """A prompt, and the rest of tokens [batch, length] one by one, with the cache that the model itself makes."""
+def decode_with_cache(model, tokens, prompt: int = 7):
+    """A prompt, then the rest of tokens (torch [batch, length]) one by one, with the cache that the model itself makes. Raises what the model raises."""
     import inspect
 
     import torch
     from transformers.cache_utils import Cache
 
-    model = reference.model
     names = inspect.signature(inspect.unwrap(type(model).forward)).parameters
     name = next((name for name in ("cache", "past_key_values", "cache_params", "state") if name in names), "cache")
-    tokens, cache = torch.from_numpy(tokens), None
-    with reference._running():
-        for start, end in ((0, prompt), *((i, i + 1) for i in range(prompt, tokens.shape[1]))):
-            more = {} if cache is None else {name: cache}
-            if "position_ids" in names:
-                more["position_ids"] = torch.arange(start, end)[None].expand(tokens.shape[0], -1)
-            outputs = model(input_ids=tokens[:, start:end], use_cache=True, **more)
-            cache = next((value for value in outputs.values() if isinstance(value, Cache)), None)
-            cache = outputs.get(name) if cache is None else cache
-            if cache is None:
-                raise ValueError("the model returns no cache")
+    cache = None
+    for start, end in ((0, prompt), *((i, i + 1) for i in range(prompt, tokens.shape[1]))):
+        more = {} if cache is None else {name: cache}
+        if "position_ids" in names:
+            more["position_ids"] = torch.arange(start, end)[None].expand(tokens.shape[0], -1)
+        outputs = model(input_ids=tokens[:, start:end], use_cache=True, **more)
+        cache = next((value for value in outputs.values() if isinstance(value, Cache)), outputs.get(name))
+        if cache is None:
+            raise ValueError("the model returns no cache")
 
 
 def _describe(model, index: int, observer, record: SourceRecord):
