@@ -64,7 +64,7 @@ def _others(key: str, value, annotation: str, tested: bool, compared: set[str]) 
         return _ropes(value)
     if value is None:
         return [True] if "bool" in annotation else [0.5] if "float" in annotation else [SIZES.get(key, 4)] if "int" in annotation and tested else []
-    if not tested or key in _LAYERS:
+    if not tested or key in _LAYERS or any(word in key for word in ("drop", "jitter")):
         return []
     if isinstance(value, str):
         return sorted(compared - {value})
