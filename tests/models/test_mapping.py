@@ -14,6 +14,7 @@ from labkit.models.mapping import (
     Interleave,
     Layout,
     MergeAxis,
+    Reorder,
     Reverse,
     Rule,
     RuleTable,
@@ -22,6 +23,7 @@ from labkit.models.mapping import (
     Stack,
     Tied,
     Transpose,
+    Unpad,
     Unstack,
 )
 from labkit.models.name_patterns import fields_of, fill, pattern_regex
@@ -45,7 +47,7 @@ def step_and_shapes(draw):
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=2, max_size=4)))
     axis = draw(st.integers(0, len(shape) - 1))
     count = draw(st.integers(1, 3))
-    kind = draw(st.sampled_from(["transpose", "split_axis", "merge_axis", "reverse", "stack", "unstack", "concat", "split", "interleave", "each"]))
+    kind = draw(st.sampled_from(["transpose", "split_axis", "merge_axis", "reverse", "stack", "unstack", "concat", "split", "interleave", "reorder", "each"]))
     if kind == "transpose":
         return Transpose(*draw(st.permutations(range(len(shape))))), [shape] * count
     if kind == "split_axis":
@@ -62,6 +64,8 @@ def step_and_shapes(draw):
     if kind == "interleave":
         n = draw(st.integers(1, 3))
         return draw(st.sampled_from([Interleave, Deinterleave]))(axis, n), [(*shape[:axis], shape[axis] * n, *shape[axis + 1 :])] * count
+    if kind == "reorder":
+        return Reorder(axis, tuple(draw(st.permutations(range(shape[axis]))))), [shape] * count
     if kind == "each":
         reversal = tuple(reversed(range(len(shape))))
         return Each(*[(Transpose(*reversal), Reverse(axis)), (), (SplitAxis(axis, 1), MergeAxis(axis, 1))][:count]), [shape] * count
@@ -185,6 +189,26 @@ def test_sizes_of_a_split_come_from_the_targets():
     with pytest.raises(ValueError, match="meets shapes"):
         layout.forward([whole])
     assert Layout("plain", Transpose(1, 0)).sized([(1, 2)]) == Layout("plain", Transpose(1, 0))
+
+
+def test_padding_is_dropped_and_comes_back_as_zeros():
+    layout = Layout("x", Unpad(0), Transpose(1, 0))
+    sized = Layout("x", Transpose(1, 0), Unpad(0)).sized([(3, 2)])
+    assert sized.steps[1] == Unpad(0, 3)
+    padded = np.concatenate([filled((3, 2), np.float32), np.zeros((2, 2), np.float32)])
+    (made,) = layout.sized([(2, 3)]).forward([padded])
+    assert made.shape == (2, 3) and equal_bits(layout.sized([(2, 3)]).backward([made], [(5, 2)])[0], padded)
+    for shape in ((2, 2), (3,)):
+        with pytest.raises(ValueError, match="meets shape"):
+            Unpad(len(shape) - 1, 4).forward([np.zeros(shape)])
+    with pytest.raises(ValueError, match="does not tell"):
+        Unpad(0, 3).backward_shapes([(3, 2)])
+
+
+def test_entries_in_a_new_order():
+    assert Reorder(0, (2, 0, 1)).forward([np.arange(3)])[0].tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match="meets shape"):
+        Reorder(0, (1, 0)).forward([np.arange(3)])
 
 
 def test_interleaved_pairs_become_halves():

@@ -23,7 +23,9 @@ class Fusion:
     memory, disk: names, or name patterns with the placeholders of the in-memory ones; `{expert}` in a disk name that has none in memory: one tensor per index,
     stacked on axis 0. operations: from disk to memory, each (name, *arguments): ("concat", axis), ("chunk", axis) in equal parts, ("split", axis) in the parts
     that the parameters have, ("swap", axis, axis), ("deinterleave", axis), ("interleave", axis), ("rope", indices of the disk tensors, "to_halves" or
-    "to_pairs", config key of the head count), ("unknown", name).
+    "to_pairs", config key of the head count), ("unpad", axis): entries beyond the parameter's are dropped, ("each", ((operation), ...)) on every disk tensor
+    alone, with ("split_axis", axis, n) among them, ("reorder", axis, order), ("first",): the first disk tensor is the parameter, the others are the scales of a
+    quantized one, ("unknown", name).
     """
 
     memory: tuple[str, ...]
@@ -122,6 +124,16 @@ def _operations(entry) -> Iterable[tuple]:
             wanted = values["permute_layer_names"]
             chosen = tuple(i for i, p in enumerate(entry.source_patterns) if wanted is None or any(w in p for w in wanted))
             yield "rope", chosen, "to_pairs" if values["inverse"] else "to_halves", "num_attention_heads"
+        elif name == "Inkling2UnpadVocab" and not values["inverse"]:
+            yield "unpad", 0
+        elif name == "Inkling2LoopDequantizeExperts":
+            yield ("first",)
+        elif name == "Inkling2LoopMergeMessageQueries" and not values["inverse"]:
+            # [2 n, h] of (query, mlp) and of (key, value) by turns -> [n, (query, key, value, mlp), h]
+            yield "each", (("deinterleave", 0), ("split_axis", 0, 2))
+            yield "concat", 0
+            yield "reorder", 0, (0, 2, 3, 1)
+            yield "swap", 0, 1
         else:
             yield "unknown", name
 

@@ -12,22 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.models.list_steps import Concat, Each, Split, Stack, Unstack
 from labkit.models.name_patterns import NUMBERS, fields_of
-from labkit.models.steps import (
-    Concat,
-    Deinterleave,
-    Each,
-    Interleave,
-    MergeAxis,
-    Reverse,
-    Shape,
-    Split,
-    SplitAxis,
-    Stack,
-    Step,
-    Transpose,
-    Unstack,
-)
+from labkit.models.steps import Deinterleave, Interleave, MergeAxis, Pad, Reorder, Reverse, Shape, SplitAxis, Step, Transpose, Unpad
 
 __all__ = [
     "Concat",
@@ -37,6 +24,8 @@ __all__ = [
     "Interleave",
     "Layout",
     "MergeAxis",
+    "Pad",
+    "Reorder",
     "Reverse",
     "Rule",
     "RuleTable",
@@ -47,6 +36,7 @@ __all__ = [
     "Step",
     "Tied",
     "Transpose",
+    "Unpad",
     "Unstack",
 ]
 
@@ -99,14 +89,13 @@ class Layout:
         return list(shapes)
 
     def sized(self, shapes: Sequence[Shape]) -> Layout:
-        """The layout with the sizes that its `Split` steps leave to the targets' shapes. ValueError where a later step does not tell them."""
-        if not any(isinstance(step, Split) and step.sizes is None for step in self.steps):
+        """The layout with the sizes that its steps leave to the targets' shapes. ValueError where a later step does not tell them."""
+        if not any(step.unsized for step in self.steps):
             return self
         steps = list(self.steps)
         for position in reversed(range(len(steps))):
-            if isinstance(steps[position], Split):
-                steps[position] = steps[position].sized(shapes)
-            if any(isinstance(step, Split) and step.sizes is None for step in steps[:position]):
+            steps[position] = steps[position].sized(shapes)
+            if any(step.unsized for step in steps[:position]):
                 shapes = steps[position].backward_shapes(shapes)
         return Layout(self.sources, *steps)
 

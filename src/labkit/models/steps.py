@@ -1,4 +1,4 @@
-"""The steps of rule tables: exact maps from a list of arrays to a list of arrays, each of which knows its inverse."""
+"""The steps of rule tables, each of which knows its inverse; here those that treat every array of the list alone."""
 
 from __future__ import annotations
 
@@ -29,8 +29,16 @@ class Step:
     def inverse(self, shapes: Sequence[Shape]) -> Step:
         raise NotImplementedError
 
+    @property
+    def unsized(self) -> bool:
+        """True when a size is left to the shapes of the results; `sized(shapes)` fills it in."""
+        return False
 
-class _Elementwise(Step):
+    def sized(self, shapes: Sequence[Shape]) -> Step:
+        return self
+
+
+class Elementwise(Step):
     """A step that treats each array of the list alone."""
 
     def one(self, array: np.ndarray) -> np.ndarray:
@@ -54,7 +62,7 @@ class _Elementwise(Step):
 
 
 @dataclass(frozen=True, init=False)
-class Transpose(_Elementwise):
+class Transpose(Elementwise):
     """Axes in a new order, as in numpy: `Transpose(1, 0)` turns torch's [out, in] into a kernel [in, out]."""
 
     axes: tuple[int, ...]
@@ -77,7 +85,7 @@ class Transpose(_Elementwise):
 
 
 @dataclass(frozen=True)
-class SplitAxis(_Elementwise):
+class SplitAxis(Elementwise):
     """Axis `axis` becomes two: (n, rest)."""
 
     axis: int
@@ -99,7 +107,7 @@ class SplitAxis(_Elementwise):
 
 
 @dataclass(frozen=True)
-class MergeAxis(_Elementwise):
+class MergeAxis(Elementwise):
     """Axes `axis` and `axis` + 1 become one. `n`, the size of the first, is needed only where operand shapes must be told from results."""
 
     axis: int
@@ -126,7 +134,7 @@ class MergeAxis(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Reverse(_Elementwise):
+class Reverse(Elementwise):
     """Elements along `axis` in reverse order."""
 
     axis: int
@@ -144,7 +152,7 @@ class Reverse(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Deinterleave(_Elementwise):
+class Deinterleave(Elementwise):
     """Along `axis`, elements 0, n, 2n, ... first, then 1, n + 1, ...: what a rotation by pairs needs to become one by halves, and gates lying between ups."""
 
     axis: int
@@ -165,7 +173,7 @@ class Deinterleave(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Interleave(_Elementwise):
+class Interleave(Elementwise):
     """The `n` equal parts along `axis`, element by element in turn: undoes `Deinterleave`."""
 
     axis: int
@@ -183,145 +191,74 @@ class Interleave(_Elementwise):
         return Deinterleave(self.axis, self.n)
 
 
-@dataclass(frozen=True, init=False)
-class Each(Step):
-    """Steps of its own for every array of the list, each of them one array to one: `Each((Transpose(1, 0),), ())`."""
+@dataclass(frozen=True)
+class Reorder(Elementwise):
+    """Entries along `axis` in a new order: entry i of the result is entry `order[i]`."""
 
-    pipelines: tuple[tuple[Step, ...], ...]
+    axis: int
+    order: tuple[int, ...]
 
-    def __init__(self, *pipelines: Sequence[Step]):
-        object.__setattr__(self, "pipelines", tuple(tuple(steps) for steps in pipelines))
+    def one(self, array):
+        self.one_shape(array.shape)
+        return np.take(array, self.order, self.axis)
 
-    def __repr__(self):
-        return f"Each({', '.join(map(repr, self.pipelines))})"
+    def one_shape(self, shape):
+        if len(shape) <= self.axis or sorted(self.order) != list(range(shape[self.axis])):
+            raise ValueError(f"{self} meets shape {shape}")
+        return shape
 
-    def _through(self, operands, apply, reverse=False):
-        if len(operands) != len(self.pipelines):
-            raise ValueError(f"{self} meets {len(operands)} arrays")
-        out = []
-        for operand, steps in zip(operands, self.pipelines):
-            for step in reversed(steps) if reverse else steps:
-                (operand,) = apply(step, [operand])
-            out.append(operand)
+    def inverse(self, shapes):
+        return Reorder(self.axis, tuple(self.order.index(i) for i in range(len(self.order))))
+
+
+@dataclass(frozen=True)
+class Unpad(Elementwise):
+    """The first `size` entries along `axis`, as many as the parameter has when that is left out. The rest is padding that the model never reads: on the way
+    back it is zero, so a checkpoint with other numbers there comes back with zeros."""
+
+    axis: int
+    size: int | None = None
+
+    def one(self, array):
+        self.one_shape(array.shape)
+        return array[(slice(None),) * self.axis + (slice(self.size),)]
+
+    def one_shape(self, shape):
+        if self.size is None or len(shape) <= self.axis or shape[self.axis] < self.size:
+            raise ValueError(f"{self} meets shape {shape}")
+        return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
+
+    def one_backward_shape(self, shape):
+        raise ValueError(f"{self} does not tell its operand's shape from {shape}")
+
+    @property
+    def unsized(self):
+        return self.size is None
+
+    def sized(self, shapes):
+        return self if self.size is not None else Unpad(self.axis, shapes[0][self.axis])
+
+    def inverse(self, shapes):
+        return Pad(self.axis, shapes[0][self.axis])
+
+
+@dataclass(frozen=True)
+class Pad(Elementwise):
+    """Zeros at the end of `axis` up to `size`: undoes `Unpad`."""
+
+    axis: int
+    size: int
+
+    def one(self, array):
+        self.one_shape(array.shape)
+        out = np.zeros((*array.shape[: self.axis], self.size, *array.shape[self.axis + 1 :]), array.dtype)
+        out[(slice(None),) * self.axis + (slice(array.shape[self.axis]),)] = array
         return out
 
-    def forward(self, arrays):
-        return self._through(arrays, lambda step, operand: step.forward(operand))
-
-    def shapes(self, shapes):
-        return self._through(shapes, lambda step, operand: step.shapes(operand))
-
-    def backward_shapes(self, shapes):
-        return self._through(shapes, lambda step, operand: step.backward_shapes(operand), reverse=True)
+    def one_shape(self, shape):
+        if len(shape) <= self.axis or shape[self.axis] > self.size:
+            raise ValueError(f"{self} meets shape {shape}")
+        return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
     def inverse(self, shapes):
-        pipelines = []
-        for shape, steps in zip(shapes, self.pipelines):
-            undone = []
-            for step in steps:
-                undone.insert(0, step.inverse([shape]))
-                (shape,) = step.shapes([shape])
-            pipelines.append(undone)
-        return Each(*pipelines)
-
-
-@dataclass(frozen=True)
-class Stack(Step):
-    """All arrays, equal in shape, become one along a new axis `axis`. `count` is needed only where the shapes must be told from results."""
-
-    axis: int
-    count: int | None = None
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [np.stack(arrays, self.axis)]
-
-    def shapes(self, shapes):
-        shapes = [tuple(s) for s in shapes]
-        if len(set(shapes)) != 1 or self.axis > len(shapes[0]) or self.count not in (None, len(shapes)):
-            raise ValueError(f"{self} meets shapes {shapes}")
-        return [(*shapes[0][: self.axis], len(shapes), *shapes[0][self.axis :])]
-
-    def backward_shapes(self, shapes):
-        return Unstack(self.axis).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Unstack(self.axis)
-
-
-@dataclass(frozen=True)
-class Unstack(Step):
-    """One array becomes as many as axis `axis` is long, without that axis."""
-
-    axis: int
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [arrays[0][(slice(None),) * self.axis + (i,)] for i in range(arrays[0].shape[self.axis])]
-
-    def shapes(self, shapes):
-        if len(shapes) != 1 or len(shapes[0]) <= self.axis:
-            raise ValueError(f"{self} meets shapes {list(shapes)}")
-        shape = tuple(shapes[0])
-        return [shape[: self.axis] + shape[self.axis + 1 :]] * shape[self.axis]
-
-    def backward_shapes(self, shapes):
-        return Stack(self.axis).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Stack(self.axis)
-
-
-@dataclass(frozen=True)
-class Concat(Step):
-    """All arrays, of `sizes` along `axis`, become one. Sizes are needed only where the shapes must be told from the result."""
-
-    axis: int
-    sizes: tuple[int, ...] | None = None
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return [np.concatenate(arrays, self.axis)]
-
-    def shapes(self, shapes):
-        shapes = [tuple(s) for s in shapes]
-        others = {s[: self.axis] + s[self.axis + 1 :] for s in shapes}
-        if len(others) != 1 or any(len(s) <= self.axis for s in shapes) or self.sizes not in (None, tuple(s[self.axis] for s in shapes)):
-            raise ValueError(f"{self} meets shapes {shapes}")
-        return [(*shapes[0][: self.axis], sum(s[self.axis] for s in shapes), *shapes[0][self.axis + 1 :])]
-
-    def backward_shapes(self, shapes):
-        if self.sizes is None:
-            raise ValueError(f"{self} does not tell its operands' shapes from {list(shapes)}; give sizes")
-        return Split(self.axis, self.sizes).shapes(shapes)
-
-    def inverse(self, shapes):
-        return Split(self.axis, tuple(s[self.axis] for s in shapes))
-
-
-@dataclass(frozen=True)
-class Split(Step):
-    """One array becomes several, of `sizes` along `axis`; without sizes, of those that the parameters have (`Layout.sized` fills them in)."""
-
-    axis: int
-    sizes: tuple[int, ...] | None = None
-
-    def forward(self, arrays):
-        self.shapes([a.shape for a in arrays])
-        return np.split(arrays[0], np.cumsum(self.sizes)[:-1].tolist(), self.axis)
-
-    def shapes(self, shapes):
-        if self.sizes is None or len(shapes) != 1 or len(shapes[0]) <= self.axis or shapes[0][self.axis] != sum(self.sizes):
-            raise ValueError(f"{self} meets shapes {list(shapes)}")
-        shape = tuple(shapes[0])
-        return [(*shape[: self.axis], n, *shape[self.axis + 1 :]) for n in self.sizes]
-
-    def backward_shapes(self, shapes):
-        return Concat(self.axis, self.sizes).shapes(shapes)
-
-    def sized(self, shapes: Sequence[Shape]) -> Split:
-        """The same with the sizes of these results."""
-        return self if self.sizes is not None else Split(self.axis, tuple(s[self.axis] for s in shapes))
-
-    def inverse(self, shapes):
-        return Concat(self.axis, self.sizes)
+        return Unpad(self.axis, shapes[0][self.axis])

@@ -11,7 +11,23 @@ from dataclasses import dataclass
 
 from labkit.errors import InputError
 from labkit.hf.renames import DiskNames, Fusion
-from labkit.models.mapping import Concat, Deinterleave, Each, Interleave, Layout, MergeAxis, Rule, RuleTable, Split, SplitAxis, Stack, Step, Transpose
+from labkit.models.mapping import (
+    Concat,
+    Deinterleave,
+    Each,
+    Interleave,
+    Layout,
+    MergeAxis,
+    Reorder,
+    Rule,
+    RuleTable,
+    Split,
+    SplitAxis,
+    Stack,
+    Step,
+    Transpose,
+    Unpad,
+)
 from labkit.models.name_patterns import fields_of
 from labkit.port.rules_text import identifier, rules_module
 
@@ -125,12 +141,14 @@ def _grouped(family: str, parameters: Sequence[Parameter], by_name: dict[str, Fu
 def _layout(family: str, fusion: Fusion, members: Sequence[Parameter]) -> Layout:
     """Disk to memory to parameters."""
     stacked = ["expert" in fields_of(s) for s in fusion.disk]
-    steps = []
-    for operation in fusion.operations:
+    operations, sources, steps = list(fusion.operations), fusion.disk, []
+    if operations[:1] == [("first",)]:
+        operations, sources = operations[1:], fusion.disk[:1]
+    for operation in operations:
         steps += _steps(family, operation, fusion, members, any(stacked))
     own = {m.steps for m in members}
     steps += own.pop() if len(own) == 1 else [Each(*(m.steps for m in members))]
-    return Layout(fusion.disk, *_merged(steps))
+    return Layout(sources, *_merged(steps))
 
 
 def _steps(family: str, operation: tuple, fusion: Fusion, members: Sequence[Parameter], experts: bool) -> list[Step]:
@@ -148,6 +166,15 @@ def _steps(family: str, operation: tuple, fusion: Fusion, members: Sequence[Para
         return [Transpose(*axes)]
     if name in ("deinterleave", "interleave"):
         return [(Deinterleave if name == "deinterleave" else Interleave)(values[0])]
+    if name == "unpad":
+        return [Unpad(values[0])]
+    if name == "split_axis":
+        return [SplitAxis(*values)]
+    if name == "reorder":
+        return [Reorder(*values)]
+    if name == "each":
+        pipeline = tuple(step for operation in values[0] for step in _steps(family, operation, fusion, members, experts))
+        return [Each(*[pipeline] * len(fusion.disk))]
     if name == "rope":
         chosen, direction, key = values
         heads = ConfigValue(key)
@@ -155,9 +182,8 @@ def _steps(family: str, operation: tuple, fusion: Fusion, members: Sequence[Para
         if set(chosen) == set(range(len(fusion.disk))):
             return list(pipeline)
         return [Each(*(pipeline if i in chosen else () for i in range(len(fusion.disk))))]
-    raise InputError(
-        f"{', '.join(fusion.disk)} becomes {', '.join(fusion.memory)} by transformers' {values[0]}", family, "This operation has no exact inverse here"
-    )
+    made = f"{', '.join(fusion.disk)} becomes {', '.join(fusion.memory)} by {values[0]} of transformers"
+    raise InputError(f"{made}, which no exact step says", family, "Write this rule by hand")
 
 
 def _merged(steps: Sequence[Step]) -> list[Step]:
