@@ -12,8 +12,10 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from labkit.hf.exact import exact_mode
-from labkit.layers.activations import ACTIVATIONS, activation
+from labkit.layers.activations import ACTIVATIONS, WITH_PARAMETERS, activation
+from labkit.layers.building import Build
 from labkit.layers.norms import RMSNorm, UnitOffsetRMSNorm
+from labkit.layers.sharding import Sharding, construction, default_mesh
 
 PAIRS = [(RMSNorm, LlamaRMSNorm), (UnitOffsetRMSNorm, Gemma2RMSNorm)]
 
@@ -77,6 +79,31 @@ def test_activation_equals_the_reference(name):
     with jax.enable_x64(True):
         ours = np.asarray(activation(name)(jnp.asarray(x)))
     np.testing.assert_allclose(ours, ACT2FN[name](torch.from_numpy(x)).numpy(), rtol=0, atol=1e-14)
+
+
+def test_every_name_of_the_reference_is_known():
+    assert {*ACTIVATIONS, *WITH_PARAMETERS} == set(ACT2FN)
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETERS)
+def test_activation_with_parameters_equals_the_reference(name):
+    x, reference = np.linspace(-6, 6, 501), ACT2FN[name].double()
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), construction(default_mesh()):
+        module = activation(name, Build(nnx.Rngs(0), Sharding(), jnp.float64, jnp.float64))
+        state = reference.state_dict()
+        assert {path[0] for path, _ in nnx.to_flat_state(nnx.state(module))} == set(state)
+        for key, tensor in state.items():
+            variable = getattr(module, key)
+            assert variable.shape == tuple(tensor.shape) and abs(float(variable[...].sum()) - float(tensor.sum())) < 0.02
+            variable[...] = jnp.asarray(tensor.numpy() * 1.1)
+            tensor.mul_(1.1)
+        ours = np.asarray(module(jnp.asarray(x)))
+    np.testing.assert_allclose(ours, reference(torch.from_numpy(x)).detach().numpy(), rtol=0, atol=1e-13)
+
+
+def test_an_activation_with_parameters_needs_a_build():
+    with pytest.raises(ValueError, match="'xielu' holds parameters"):
+        activation("xielu")
 
 
 def test_the_two_gelus_are_told_apart():

@@ -38,3 +38,29 @@ def test_one_mesh_axis_twice_is_refused():
 def test_equal_shardings_are_equal_and_hash_alike():
     a, b, c = Sharding(SIZES, vocab_size=8), Sharding(SIZES, vocab_size=8), Sharding(SIZES, vocab_size=9)
     assert a == b and hash(a) == hash(b) and a != c
+
+
+@pytest.mark.parametrize(
+    "axes, shape, spec",
+    [
+        (("embed", "heads"), (72, 60), P(("fsdp", "expert"), "tensor")),
+        (("vocab", "embed"), (131, 72), P(None, ("fsdp", "expert"))),
+        (("embed", "mlp"), (73, 60), P(None, "tensor")),
+        (("embed", "heads"), (73, 61), P(None, None)),
+        (("norm", "norm"), (40, 40), P(("fsdp", "expert", "tensor"), None)),
+        (("norm", "norm"), (4, 4), P(None, None)),
+        (("mlp", "mlp"), (40, 40), P("tensor", None)),
+        (None, (8, 100, 30), P(None, ("fsdp", "expert"), "tensor")),
+        (None, (300,), P(None)),
+        (None, (17, 3, 6), P(None, None, "tensor")),
+    ],
+)
+def test_a_weight_takes_the_axes_that_divide_it(axes, shape, spec):
+    assert Sharding(SIZES).fitted("weight", axes, shape) == spec
+
+
+def test_fewer_axes_where_not_all_divide():
+    sharding = Sharding({**SIZES, "fsdp": 4, "expert": 2})
+    assert sharding.fitted("weight", ("embed", None), (12, 9)) == P("fsdp", None)
+    assert sharding.fitted("weight", ("embed", None), (6, 9)) == P("expert", None)
+    assert sharding.weight("weight", ("embed", None)) == P(("fsdp", "expert"), None), "control: without a shape all are claimed"

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from labkit.layers.cache import DecoderCache
-from labkit.layers.precision import constant, widen
+from labkit.layers.precision import constant, scaled, widen
 from labkit.layers.tags import tag
 
 NO_WINDOW = 2**30
@@ -118,15 +118,17 @@ def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: fl
     """`eager_attention_forward` of transformers: grouped-query attention with an additive mask, head h reading key-value head h // (heads / kv_heads).
 
     q [batch, heads, length, head_dim], k and v [batch, kv_heads, keys, head_dim], mask [batch, 1 or heads, length, keys] or None -> [batch, length, heads,
-    head_dim]. Scores in the input dtype, softmax in at least float32, probabilities back in the input dtype. sinks: [heads], one further logit per head that
-    takes part in the softmax and is dropped after it (`gpt_oss`' order of rounding: the maximum is taken off before the softmax).
+    head_dim]. Scores in the input dtype (numbers multiply in at least float32, as in torch), softmax in at least float32, probabilities back in the input
+    dtype. sinks: [heads], one further logit per head that takes part in the softmax and is dropped after it (in `gpt_oss`' order of rounding: the maximum is
+    taken off before the softmax).
     """
     batch, heads, length, head_dim = q_bhtd.shape
     kv_heads, keys = k_bksd.shape[1:3]
     grouped = (batch, kv_heads, heads // kv_heads, length)
-    scores = jnp.einsum("bkmd,bksd->bkms", q_bhtd.reshape(batch, kv_heads, -1, head_dim), k_bksd) * constant(scaling, q_bhtd.dtype)
+    scores = scaled(jnp.einsum("bkmd,bksd->bkms", q_bhtd.reshape(batch, kv_heads, -1, head_dim), k_bksd), scaling)
     if softcap is not None:
-        scores = jnp.tanh(scores / constant(softcap, scores.dtype)) * constant(softcap, scores.dtype)
+        wide = widen(scores)
+        scores = scaled(jnp.tanh((wide / constant(softcap, wide.dtype)).astype(scores.dtype)), softcap)
     scores = scores.reshape(*grouped, keys)
     if mask is not None:
         scores = scores + (mask[:, :, None] if mask.shape[1] == 1 else mask.reshape(mask.shape[0], *grouped[1:3], *mask.shape[2:])).astype(scores.dtype)

@@ -17,3 +17,9 @@ def widen(x):
 def constant(value, dtype):
     """A Python number as a scalar of `dtype`, rounded once: constants never pull a computation to another precision."""
     return jnp.asarray(np.float64(value).astype(dtype))
+
+
+def scaled(x, number):
+    """`x` times a Python number that is not rounded to a narrow dtype first: torch multiplies bfloat16 by the number in float32 and rounds once."""
+    wide = widen(x)
+    return (wide * constant(number, wide.dtype)).astype(x.dtype)

@@ -95,7 +95,8 @@ class Sharding:
         for size, axis in zip(shape, axes):
             mapped = None if axis is None else self.map_axis(axis, tensor_name, TensorType.WEIGHT)
             names = () if mapped is None else (mapped,) if isinstance(mapped, str) else tuple(mapped)
-            names = next((names for names in _subsets(names) if not taken & set(names) and size % _shards(names, sizes) == 0), ())
+            free = [part for part in _subsets(names) if not taken & set(part) and (part == names or _shards(part, sizes) > 1)]
+            names = next((part for part in free if size % _shards(part, sizes) == 0), ())
             taken |= set(names)
             entries.append(names)
         if _shards(taken, sizes) == 1 and len(shape) > 1 and math.prod(shape) >= 256:

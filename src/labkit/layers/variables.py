@@ -13,7 +13,10 @@ class Buffer(nnx.Variable):
 
 
 def value(variable):
-    """The array of a variable in the dtype the model computes in (its metadata `compute_dtype`); at least float32 for wide ones. Arrays pass through."""
+    """The array of a variable in the dtype the model computes in (its metadata `compute_dtype`), at least float32 for wide ones; of a `Constant` as it is.
+    Arrays and None pass through."""
+    if isinstance(variable, Constant):
+        return jnp.asarray(variable.array)
     if not isinstance(variable, nnx.Variable):
         return variable
     array = variable[...]
@@ -22,7 +25,10 @@ def value(variable):
 
 
 class Constant:
-    """A numpy array that the config determines: part of the graph definition, hashable by content, never of the state. Usable wherever an array is."""
+    """A numpy array that the config determines: part of the graph definition, hashable by content, never of the state.
+
+    Arithmetic, indexing and the methods of a jax array work on it as they are; a function of jax.numpy takes `value(constant)`.
+    """
 
     def __init__(self, array):
         if isinstance(array, Constant):
