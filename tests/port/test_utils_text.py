@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.hf import open_source
-from labkit.layers.flops import active_parameters, attention_heads, attention_pairs, visible_pairs
+from labkit.layers.flops import active_parameters, attending, attention_heads, attention_pairs, visible_pairs
 from labkit.layers.loss import mixture_lm_loss, router_loss
 from labkit.layers.plan import LayerPlan
 from labkit.models import get_family, read_config
@@ -21,15 +21,15 @@ def emitted(family, **values):
 
 
 CASES = [
-    ("llama", {}, {"tied_head": "embed_tokens.embedding"}),
-    ("llama?tie_word_embeddings=true", {}, {"tied_head": "embed_tokens.embedding"}),
-    ("gemma2", {}, {"tied_head": "embed_tokens.embedding"}),
-    ("qwen3_moe", {}, {"experts_per_token": "num_experts_per_tok", "router_coefficient": "router_aux_loss_coef"}),
+    ("llama", {}),
+    ("llama?tie_word_embeddings=true", {}),
+    ("gemma2", {}),
+    ("qwen3_moe", {"experts_per_token": "num_experts_per_tok", "router_coefficient": "router_aux_loss_coef"}),
 ]
 
 
-@pytest.mark.parametrize("model, _, values", CASES)
-def test_operations_as_refined_slices_count_them(model, _, values):
+@pytest.mark.parametrize("model, values", CASES)
+def test_operations_as_refined_slices_count_them(model, values):
     family = get_family(model.partition("?")[0])
     source = open_source(f"tiny:{model}")
     config, _ = read_config(family, source.config.effective, source.config.defaults)
@@ -48,7 +48,7 @@ def test_experts_in_a_list_count_as_those_in_one_array():
     listed |= {f"layers.mlp.experts.{e}.up.bias": (2, 8) for e in range(6)}
     wanted = 2 * (3 * 8 * 4 + 4 * 6)
     assert active_parameters(together, plan, experts_per_token=3) == active_parameters(listed, plan, experts_per_token=3) == wanted
-    assert active_parameters(together, plan, experts_per_token=3, tied_head="embed_tokens.embedding") == wanted + 120
+    assert active_parameters(together, plan, experts_per_token=3, vocab_size=30) == wanted + 120
 
 
 def test_windows_chunks_and_layers_without_attention():
@@ -59,6 +59,10 @@ def test_windows_chunks_and_layers_without_attention():
         num_attention_heads, qk_nope_head_dim, qk_rope_head_dim, v_head_dim = 3, 8, 4, 6
 
     assert attention_pairs(Config, 12) == [visible_pairs(12), visible_pairs(12, 4), 2 * visible_pairs(5) + visible_pairs(2), 0]
+    paths = ("0.0.self_attn.q", "0.1.linear_attn.q", "0.2.x", "0.3.attention.q")
+    assert attending({f"layers.{path}": (1, 2) for path in paths}, Config.plan) == [True, False, False, True]
+    Config.layer_types = None
+    assert attention_pairs(Config, 12, [True, False, True, False]) == [visible_pairs(12, 4), 0] * 2
     assert attention_heads(Config) == (3, 9.0) and attention_heads(object()) == (0, 0)
 
 

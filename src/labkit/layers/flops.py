@@ -10,6 +10,7 @@ from flax import nnx
 
 log_flops = logging.getLogger("labkit.flops")
 _LISTED_EXPERT = re.compile(r"(?:.*\.)?experts\.\d+")
+_ATTENTION = re.compile(r"(^|[._])(?<!linear_)(attn|attention)([._]|$)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,11 @@ def training_flops(*, tokens: int, sequences: int, active_parameters: int, pairs
     return TrainingFlops(weights=6 * tokens * active_parameters / 1e12, attention=12 * sequences * pairs * heads * head_dim / 1e12)
 
 
-def decoder_training_flops(
-    config, create, *, batch: int, length: int, tied_head: str | None = None, experts_per_token: int | None = None, log: bool = True
-) -> TrainingFlops:
+def decoder_training_flops(config, create, *, batch: int, length: int, experts_per_token: int | None = None, log: bool = True) -> TrainingFlops:
     """Operations of one training step of any decoder, from its parameters' shapes and its config.
 
-    create(config, rngs=...) -> model. tied_head: path of the embedding that is the head as well. experts_per_token: how many of its layer's experts a token
-    visits.
+    create(config, rngs=...) -> model. experts_per_token: how many of its layer's experts a token visits. Raises ValueError where the config has heads and no
+    size that tells theirs.
     """
     abstract = nnx.eval_shape(lambda: create(config, rngs=nnx.Rngs(0)))
     shapes = {".".join(map(str, path)): leaf.get_raw_value().shape for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))}
@@ -53,8 +52,8 @@ def decoder_training_flops(
     flops = training_flops(
         tokens=batch * length,
         sequences=batch,
-        active_parameters=active_parameters(shapes, config.plan, tied_head=tied_head, experts_per_token=experts_per_token),
-        pairs=sum(attention_pairs(config, length)) if heads else 0,
+        active_parameters=active_parameters(shapes, config.plan, vocab_size=getattr(config, "vocab_size", None), experts_per_token=experts_per_token),
+        pairs=sum(attention_pairs(config, length, attending(shapes, config.plan))) if heads else 0,
         heads=heads,
         head_dim=head_dim,
     )
@@ -63,28 +62,40 @@ def decoder_training_flops(
     return flops
 
 
-def active_parameters(shapes, plan, *, tied_head: str | None = None, experts_per_token: int | None = None) -> int:
+def active_parameters(shapes, plan, *, vocab_size: int | None = None, experts_per_token: int | None = None) -> int:
     """Weights that one token is multiplied with: every matrix, tables of embeddings left out, a mixture's experts as many as a token visits.
 
     shapes: path -> shape of every parameter, layers stacked as `plan` says. A parameter below a module called `experts` holds its experts on the first axis, or
-    is one of several `experts.<number>`.
+    is one of several `experts.<number>`. vocab_size: where no matrix leads to the vocabulary, its embedding is the head and counts.
     """
     prefixes = tuple(plan.parameter_path(s, p) + "." for s, p, _ in plan.positions())
     modules = Counter(name.rpartition(".")[0] for name in {match[0] for match in map(_LISTED_EXPERT.match, shapes) if match})
-    total = 0.0
+    total, tables, head = 0.0, [], False
     for path, shape in shapes.items():
         row = len(shape) - path.startswith(prefixes)
-        if row < 2 or path.split(".")[-1] == "embedding":
+        if path.split(".")[-1] == "embedding":
+            tables.append(shape)
+            continue
+        if row < 2:
             continue
         count = float(np.prod(shape))
         if experts_per_token is not None and (match := _LISTED_EXPERT.match(path)):
             count *= experts_per_token / modules[match[0].rpartition(".")[0]]
         elif experts_per_token is not None and "experts" in path.split(".")[:-1]:
-            if row < 3:
+            if row < 3:  # a bias per expert
                 continue
             count *= experts_per_token / shape[len(shape) - row]
+        head |= row == len(shape) and vocab_size in shape
         total += count
-    return round(total + (np.prod(shapes[tied_head]) if tied_head else 0))
+    tied = [] if head else [float(np.prod(shape)) for shape in tables if shape[0] == vocab_size]
+    return round(total + max(tied, default=0.0))
+
+
+def attending(shapes, plan) -> list[bool]:
+    """For each layer whether its parameters are those of attention, by name; all of them where no name tells."""
+    places = {(s, p): plan.parameter_path(s, p) + "." for s, p, _ in plan.positions()}
+    found = {place: any(_ATTENTION.search(path) for path in shapes if path.startswith(prefix)) for place, prefix in places.items()}
+    return [found[plan.locate(layer)[:2]] or not any(found.values()) for layer in range(plan.num_layers)]
 
 
 def attention_heads(config) -> tuple[int, float]:
@@ -103,17 +114,24 @@ def attention_heads(config) -> tuple[int, float]:
         query = config.qk_nope_head_dim + (first("qk_rope_head_dim") or 0)
     if query is not None:
         return heads, (query + (query if value is None else value)) / 2
-    return heads, first("head_dim", "kv_channels") or first("hidden_size", "n_embd", "d_model") // heads
+    head_dim, width = first("head_dim", "kv_channels"), first("hidden_size", "n_embd", "d_model", "n_embed", "embed_dim", "dim")
+    if head_dim is None and width is None:
+        raise ValueError("the config tells neither the size of a head nor the hidden size")
+    return heads, width // heads if head_dim is None else head_dim
 
 
-def attention_pairs(config, length: int) -> list[int]:
-    """Query-key pairs of every layer of `config.plan`: its kind in `layer_types` or `layers_block_type` tells a window, a chunk, or no attention at all."""
+def attention_pairs(config, length: int, attends=None) -> list[int]:
+    """Query-key pairs of every layer of `config.plan`: its kind in `layer_types` or `layers_block_type` tells a window, a chunk, or no attention at all.
+
+    attends: one truth value per layer, for configs without either.
+    """
+    count = config.plan.num_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", None) is not False else None
     if kinds is None:
-        return [visible_pairs(length, window)] * config.plan.num_layers
+        return [visible_pairs(length, window) if attends_here else 0 for attends_here in attends or [True] * count]
     pairs = []
-    for kind in kinds[: config.plan.num_layers]:
+    for kind in kinds[:count]:
         if "sliding" in kind or "local" in kind:
             pairs.append(visible_pairs(length, getattr(config, "sliding_window", None)))
         elif "chunk" in kind and getattr(config, "attention_chunk_size", None):

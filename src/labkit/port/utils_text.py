@@ -3,12 +3,11 @@
 from labkit.port.rules_text import identifier
 
 
-def write_utils(family: str, *, tied_head: str | None = None, experts_per_token: str | None = None, router_coefficient: str | None = None) -> str:
+def write_utils(family: str, *, experts_per_token: str | None = None, router_coefficient: str | None = None) -> str:
     """The module's text. It imports `create_<family>_model` from the module with the model.
 
-    tied_head: path of the embedding that is the head where `config.tie_word_embeddings` holds. experts_per_token: the config field that says how many experts a
-    token visits, for a mixture. router_coefficient: the config field with the weight of the load-balancing loss, where the reference's loss has one (the
-    mixture then reports `router_logits`). Both must be fields of the slice's config class.
+    experts_per_token: the config field that says how many experts a token visits, for a mixture. router_coefficient: the config field with the weight of the
+    load-balancing loss, where the reference's loss has one (the mixture then reports `router_logits`). Both must be fields of the slice's config class.
     """
     name = identifier(family)
     loss = "causal_lm_loss" if router_coefficient is None else "mixture_lm_loss"
@@ -18,8 +17,6 @@ def write_utils(family: str, *, tied_head: str | None = None, experts_per_token:
         f"from .modeling_{name} import create_{name}_model",
     ]
     arguments = ["config", f"create_{name}_model", "batch=batch", "length=length"]
-    if tied_head is not None:
-        arguments.append(f'tied_head="{tied_head}" if config.tie_word_embeddings else None')
     if experts_per_token is not None:
         arguments.append(f"experts_per_token=config.{experts_per_token}")
     arguments.append("log=log")
