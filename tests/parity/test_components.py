@@ -1,6 +1,7 @@
 """The checklist: green for the right port, red in one place for one fault."""
 
 import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,16 @@ from labkit.parity.citation import cite
 from labkit.parity.compare import kl_per_position, relative_error
 from labkit.parity.components import KINDS, compare_components
 from labkit.parity.controls import rebuild, with_wrong_eps
+
+
+def test_a_family_without_an_eps_has_a_wrong_weight(both, x64):
+    from labkit.parity.controls import has_eps, with_wrong_weight
+
+    assert has_eps(both.config) and not has_eps(dataclasses.make_dataclass("Config", ["rms_norm_eps"])(None))
+    wrong, name, right, value = with_wrong_weight(both.model)
+    table = compare_components(capture(wrong, both.tokens), capture(wrong, both.tokens, inject=both.captured), both.captured)
+    assert not table.passed and (right, value) == (1.0, 1.001) and name.startswith("layers.")
+    assert relative_error(both.free["logits"], both.captured.outputs["logits"]) < 1e-12
 
 
 def table_of(both, model=None, inject=None):

@@ -31,7 +31,7 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     parts = parameters_by_component(source)
     rows = config_table(source, reading)
     try:
-        delta = delta_list(source)
+        delta = delta_list(source, slice_folder=info.folder if info else None)
     except InputError:
         delta = None
     result = {

@@ -2,15 +2,35 @@
 
 import dataclasses
 
+import numpy as np
 from flax import nnx
 
 from labkit.errors import InputError
 from labkit.models import get_family
 
 
+def has_eps(config) -> bool:
+    """True when `with_wrong_eps` has something to get wrong."""
+    return bool(_eps_keys(config))
+
+
+def _eps_keys(config) -> list[str]:
+    return [f.name for f in dataclasses.fields(config) if f.name.endswith(("_eps", "_epsilon")) and isinstance(getattr(config, f.name), float)]
+
+
+def with_wrong_weight(model) -> tuple[object, str, float, float]:
+    """(model, name, right, wrong): a copy whose largest parameter beside the embedding is multiplied by 1.001 instead of 1."""
+    graphdef, state = nnx.split(model)
+    leaves = dict(nnx.to_flat_state(state))
+    inner = {path: leaf for path, leaf in leaves.items() if "embed" not in ".".join(map(str, path)) and np.issubdtype(leaf.get_raw_value().dtype, np.floating)}
+    path = max(inner, key=lambda path: inner[path].get_raw_value().size)
+    leaves[path] = leaves[path].replace(leaves[path].get_raw_value() * np.asarray(1.001, leaves[path].get_raw_value().dtype))
+    return nnx.merge(graphdef, nnx.from_flat_state(list(leaves.items()))), f"{'.'.join(map(str, path))} x", 1.0, 1.001
+
+
 def with_wrong_eps(config) -> tuple[object, str, float, float]:
     """(config, key, right, wrong): the norms' eps 1e-6 where it is 1e-5, and 1e-5 elsewhere. Raises InputError when the config has no eps."""
-    keys = [field.name for field in dataclasses.fields(config) if field.name.endswith(("_eps", "_epsilon")) and isinstance(getattr(config, field.name), float)]
+    keys = _eps_keys(config)
     if not keys:
         raise InputError("the config has no eps to get wrong", type(config).__name__, "choose another control for this family")
     right = getattr(config, keys[0])

@@ -91,8 +91,11 @@ def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: 
 
 
 def _wrong(model, source, config):
-    from labkit.parity.controls import rebuild, with_wrong_eps
+    """(model, what is wrong with it, right, wrong): the norms' eps, or one weight where the config has none."""
+    from labkit.parity.controls import has_eps, rebuild, with_wrong_eps, with_wrong_weight
 
+    if not has_eps(config):
+        return with_wrong_weight(model)
     changed, key, right, value = with_wrong_eps(config)
     return rebuild(model, source.config.model_type, changed), key, right, value
 

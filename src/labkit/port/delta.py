@@ -71,9 +71,10 @@ class DeltaList:
         }  # fmt: skip
 
 
-def delta_list(source, donor: str | None = None) -> DeltaList:
+def delta_list(source, donor: str | None = None, *, slice_folder: Path | None = None) -> DeltaList:
     """The delta list of a Source or of a model type, against `donor` or the nearest refined family. Reads source files only; takes well under 2 s.
 
+    slice_folder: where the type's slice lies when it is not in the garden.
     Raises InputError when transformers has no causal LM of the type, or of the donor's.
     """
     model_type = source if isinstance(source, str) else source.config.model_type
@@ -82,7 +83,8 @@ def delta_list(source, donor: str | None = None) -> DeltaList:
         donor, share = nearest(model_type)
     else:
         share = similarity(statements_of(model_type), statements_of(donor))
-    return delta_of(family, source_tree(donor), share, slice_file=slice_file(model_type), config=None if isinstance(source, str) else source.config)
+    file = slice_file(model_type, slice_folder)
+    return delta_of(family, source_tree(donor), share, slice_file=file, config=None if isinstance(source, str) else source.config)
 
 
 def delta_of(family: SourceTree, donor: SourceTree, share: float, *, slice_file: Path | None = None, config=None) -> DeltaList:
@@ -101,8 +103,10 @@ def _compared(family: SourceTree, donor: SourceTree) -> list[Delta]:
     return [*compare(family, donor), *config_rows(family, donor), *compare_config_methods(family, donor)]
 
 
-def slice_file(model_type: str) -> Path | None:
-    """The modeling file of the type's refined slice."""
+def slice_file(model_type: str, folder: Path | None = None) -> Path | None:
+    """The modeling file of the type's slice: in `folder`, or in the garden."""
+    if folder is not None:
+        return next(iter(folder.glob("modeling_*.py")), None)
     return Path(labkit.__file__).parent / "models" / model_type / f"modeling_{model_type}.py" if model_type in refined_families() else None
 
 

@@ -194,14 +194,14 @@ class Discover(Phase):
         from labkit.port import delta_list
 
         try:
-            found = delta_list(self.source)
+            found = delta_list(self.source, slice_folder=self.slice.folder if self.slice else None)
         except InputError as error:
             return Section(title="Delta list", items=[Text(words="None: {what}.", values={"what": error.what})])
         self.learned("The nearest slice is {donor}; " + summary(found), donor=found.donor)
         items = [Text(words="The donor is {donor}, the slice whose reference shares most statements; " + summary(found), values={"donor": found.donor})]
         if found.rows:
             items.append(delta_table(found))
-        if found.has_slice:
+        if found.has_slice and self.slice.kind == "refined":
             reasons = "; ".join(f"{row.delta.place}: {row.ours_reason}" for row in found.unanswered)[:400]
             self.gate(
                 "every difference from the donor has its place in the slice",

@@ -59,7 +59,7 @@ class Layers(Phase):
 
     @cell
     def control(self) -> Section:
-        """The negative control: the same comparison with a wrong norm eps must fail."""
+        """The negative control: the same comparison with one wrong number must fail."""
         items = []
         for on, result in self.results.items():
             control = result["control"]
@@ -77,7 +77,7 @@ class Layers(Phase):
             )
         return Section(
             title="Negative control",
-            items=[Text(words="A check that nothing fails proves nothing: here everything is right except the eps of the norms."), *items],
+            items=[Text(words="A check that nothing fails proves nothing: here everything is right except one number."), *items],
         )
 
     def _checklist(self, on: str) -> Section:
