@@ -101,25 +101,30 @@ def test_every_component_is_exact_alone(case):
     assert {"rope", "attention", "mlp", "norms", "block", "head"} <= {row.kind for row in table.rows}
 
 
-def test_abstract_compiled_and_eager_construction_give_one_state():
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_abstract_compiled_and_eager_construction_give_one_state(compiled):
     source = open_source(NAME)
     family = get_family("seed_oss")
     config, reading = read_config(family, source.config.effective, source.config.defaults)
     assert reading["rope_parameters"] == ("read", "") and config.rope_parameters["rope_type"] == "default"
     mesh = build_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
     create = lambda: family.create(config, rngs=nnx.Rngs(3), mesh=mesh)
-    eager, abstract, jitted = create(), nnx.eval_shape(create), nnx.jit(create)()
+    eager, abstract = create(), nnx.eval_shape(create)
 
     def tree(model):
         leaves = nnx.to_flat_state(nnx.state(model))
         return {path: (leaf.get_raw_value().shape, leaf.get_raw_value().dtype, leaf.get_metadata("out_sharding")) for path, leaf in leaves}
 
-    assert tree(eager) == tree(abstract) == tree(jitted)
-    for (path, a), (_, b) in zip(nnx.to_flat_state(nnx.state(eager)), nnx.to_flat_state(nnx.state(jitted))):
-        array = a.get_raw_value()
-        np.testing.assert_allclose(array, b.get_raw_value(), rtol=1e-5, atol=1e-6)
+    assert tree(eager) == tree(abstract)
+    for path, leaf in nnx.to_flat_state(nnx.state(eager)):
+        array = leaf.get_raw_value()
         shape = array.shape[1:] if path[0] == "layers" else array.shape
         assert len(shape) < 2 or not array.sharding.is_fully_replicated, path
+    if compiled:
+        jitted = nnx.jit(create)()
+        assert tree(jitted) == tree(eager)
+        for (_, a), (_, b) in zip(nnx.to_flat_state(nnx.state(eager)), nnx.to_flat_state(nnx.state(jitted))):
+            np.testing.assert_allclose(a.get_raw_value(), b.get_raw_value(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_config_that_asks_for_more_is_refused():
