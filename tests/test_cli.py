@@ -14,6 +14,7 @@ import labkit
 from labkit import cli
 from labkit.lab import families
 from tests.lab.samples import complete
+from tests.port import fake
 
 SRC = Path(labkit.__file__).parents[1]
 
@@ -86,11 +87,13 @@ def test_inspect_json_is_alone_on_stdout_whatever_libraries_print():
     assert answer["config"]["rms_norm_eps"]["use"] == "read"
 
 
-def test_inspect_of_a_family_that_the_garden_lacks_is_blocked_with_facts(capsys):
-    code, out, _ = call(capsys, "inspect", "tiny:gpt_neox", "--json")
+def test_inspect_of_a_family_that_cannot_be_translated_is_blocked_with_facts(capsys, monkeypatch, tmp_path):
+    fake.isolate(monkeypatch, tmp_path)
+    fake.install(monkeypatch, refusals=[fake.REFUSED])
+    code, out, _ = call(capsys, "inspect", fake.MODEL, "--json")
     answer = json.loads(out)
     assert code == 1
-    assert answer["status"] == "blocked" and answer["parameters"] and "gpt_neox" in answer["walls"][0]["what"]
+    assert answer["status"] == "blocked" and answer["parameters"] and fake.FAMILY in answer["walls"][0]["what"]
 
 
 def test_only_lets_nothing_else_reach_stdout(capfd):

@@ -65,7 +65,8 @@ def test_a_worker_that_takes_too_long_is_stopped_with_what_it_started(monkeypatc
     popen = subprocess.Popen
 
     def slow(command, **options):
-        code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print('pass  reached', p.pid, flush=True); p.wait()"
+        code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        code += "print('pass  reached', p.pid, flush=True); p.wait()"
         started.append(popen([sys.executable, "-c", code], **options))
         return started[-1]
 

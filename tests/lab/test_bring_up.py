@@ -10,9 +10,11 @@ import time
 import pytest
 
 from labkit.lab.records import Records, Status
+from labkit.port import slices
+from tests.port import fake
 from tests.test_cli import SRC, command
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma2")
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma2", "seed_oss")
 
 
 def started(*arguments) -> subprocess.Popen:
@@ -32,12 +34,18 @@ def wait_for(store: Records, number: int, run: subprocess.Popen):
     raise AssertionError(f"the run ended before phase {number}: {run.communicate()}")
 
 
-def test_a_family_that_the_garden_lacks_ends_phase_1_blocked_with_the_facts(tmp_path):
-    done = command("run", "tiny:gpt_neox", "--handovers", tmp_path, "--quiet")
+def test_a_family_that_the_translator_refuses_ends_phase_1_blocked_with_the_list_and_the_facts(tmp_path, monkeypatch):
+    folder = tmp_path / "slices" / fake.FAMILY
+    fake.install(monkeypatch, refusals=[fake.REFUSED])
+    slices.write_slice(sys.modules["labkit.port.translate"].translate(fake.FAMILY), folder)
+    monkeypatch.setenv("LABKIT_SLICES", str(folder))
+    done = command("run", fake.MODEL, "--handovers", tmp_path / "h", "--quiet")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    text = (tmp_path / "tiny-gpt_neox_handover.md").read_text()
-    assert "1 discover **BLOCKED** · 2 layers **NOT STARTED**" in text
-    assert "the garden has no slice for model type" in text and "## 3. Bugs" in text and "| embedding |" in text
+    (page,) = (tmp_path / "h").glob("*_handover.md")
+    text = page.read_text()
+    assert "1 discover **BLOCKED** · 2 layers **NOT STARTED**" in text and "translated slice" in text
+    assert "a data-dependent shape" in text and "modeling_mistral.py:77" in text and "modeling_mistral.py:12" in text
+    assert "## 3. Bugs" in text and "| embedding |" in text
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from labkit.lab.check import check
 from labkit.lab.phases.discover import Discover
+from tests.port import fake
 
 
 def runs() -> list[Path]:
@@ -12,11 +13,13 @@ def runs() -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def test_a_check_that_ends_at_a_wall_leaves_nothing():
+def test_a_check_that_ends_at_a_wall_leaves_nothing(monkeypatch, tmp_path):
+    fake.isolate(monkeypatch, tmp_path)
+    fake.install(monkeypatch, refusals=[fake.REFUSED])
     before = runs()
-    result = check("tiny:gpt_neox")
+    result = check(fake.MODEL)
     assert (result.status, result.exit_code) == ("blocked", 1)
-    assert "gpt_neox" in result.as_json()["error"]["what"] and len(result.records) == 1
+    assert fake.FAMILY in result.as_json()["error"]["what"] and len(result.records) == 1
     assert runs() == before
     assert not Path(os.environ["LABKIT_HANDOVERS"]).exists()
 

@@ -3,6 +3,7 @@
 from labkit.lab.deltas import SHOWN, delta_table, summary
 from labkit.lab.inspect import inspect
 from labkit.port import delta_list
+from tests.port import fake
 
 
 def test_a_long_list_is_cut_and_counted():
@@ -19,7 +20,18 @@ def test_a_row_names_both_lines_and_ours():
     assert row[6].startswith("models/gemma2/modeling_gemma2.py:")
 
 
-def test_a_family_without_a_slice_is_told_its_delta_before_its_wall():
-    answer = inspect("tiny:seed_oss")
+def test_a_family_without_a_slice_is_told_its_delta_before_its_wall(monkeypatch, tmp_path):
+    fake.isolate(monkeypatch, tmp_path)
+    fake.install(monkeypatch, fault=ValueError("no"))
+    answer = inspect(fake.MODEL)
     assert answer["status"] == "blocked" and answer["delta"]["donor"] == "llama" and answer["delta"]["rows"] and answer["delta"]["unanswered"] is None
-    assert 0 < answer["plain"].index(summary(delta_list("seed_oss"))[:30]) < answer["plain"].index("Wall:")
+    assert 0 < answer["plain"].index(summary(delta_list(fake.FAMILY))[:30]) < answer["plain"].index("Wall:")
+
+
+def test_rows_are_answered_by_a_translated_slice(monkeypatch, tmp_path):
+    from labkit.port.slices import ensure_slice
+
+    fake.isolate(monkeypatch, tmp_path)
+    fake.install(monkeypatch)
+    found = delta_list(fake.FAMILY, slice_folder=ensure_slice(fake.FAMILY).folder)
+    assert found.has_slice and any(row.ours.startswith("modeling_mistral.py:") for row in found.rows)

@@ -1,4 +1,4 @@
-"""A translator that answers with the llama slice under another type's name: what the cache, the commands and the lab do with a translation, without making one."""
+"""A translator that answers with the llama slice under another type's name, for what the cache, the commands and the lab do with a translation."""
 
 import dataclasses
 import hashlib

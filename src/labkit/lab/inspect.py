@@ -39,6 +39,7 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
         "family": source.config.model_type,
         "status": "blocked" if found else "pass",
         "slice": info.kind if info else None,
+        "slice_folder": str(info.folder) if info else None,
         "translation": None if info is None or not info.provenance else {k: info.provenance[k] for k in ("fingerprint", "refusals", "unproven", "unusual")},
         "origin": source.origin,
         "directory": str(source.path),

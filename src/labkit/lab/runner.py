@@ -59,6 +59,7 @@ def run(
     cell_timeout, timeout: seconds for one cell, and for the whole run. Raises InputError or BusyError before anything has run.
     """
     from labkit.hf import open_source
+    from labkit.port.slices import slice_identity
 
     phases = sorted(set(phases))
     unknown = [p for p in phases if p not in PHASES]
@@ -80,7 +81,8 @@ def run(
             cls = phase_class(number)
             label = f"{number} {PHASES[number]}"
             record = store.read(number)
-            if not force and record is not None and _reusable(record, inputs_fingerprint(cls, source, chosen[number])):
+            inputs = inputs_fingerprint(cls, source.fingerprint, chosen[number], slice_identity(source))
+            if not force and record is not None and _reusable(record, inputs):
                 outcome.reused.append(number)
                 outcome.records[number] = record
                 say(f"{label}: DONE before, unchanged, reused")

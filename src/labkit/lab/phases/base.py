@@ -67,6 +67,7 @@ class Phase:
     def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False, **parameters: Scalar):
         """Open the source, take the model's lock, and begin a record. Raises BlockedError when the phase before has not passed."""
         from labkit.hf import open_source
+        from labkit.port.slices import slice_identity
 
         start = time.perf_counter()
         self.source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
@@ -86,7 +87,7 @@ class Phase:
             family=self.source.config.model_type,
             slice=self.family.source if self.family else self.slice.kind if self.slice else "",
             source_fingerprint=self.source.fingerprint,
-            inputs_fingerprint=inputs_fingerprint(type(self), self.source, self.parameters),
+            inputs_fingerprint=inputs_fingerprint(type(self), self.source.fingerprint, self.parameters, slice_identity(self.source)),
             parameters=self.parameters,
             packages=records.package_versions(),
             machine=records.machine(),
@@ -313,10 +314,8 @@ def code_fingerprint(phase: type[Phase]) -> str:
     return digest.hexdigest()
 
 
-def inputs_fingerprint(phase: type[Phase], source, parameters: dict[str, Scalar]) -> str:
-    """What a finished phase is reused by: source, slice, parameters, code, package versions."""
-    from labkit.port.slices import slice_identity
-
+def inputs_fingerprint(phase: type[Phase], source_fingerprint: str, parameters: dict[str, Scalar], slice_identity: str = "") -> str:
+    """What a finished phase is reused by: source, parameters, code, package versions, and the slice where it lies outside the garden."""
     packages = {k: v for k, v in records.package_versions().items() if k != "labkit"}
-    text = json.dumps([source.fingerprint, slice_identity(source), parameters, code_fingerprint(phase), packages], sort_keys=True)
+    text = json.dumps([source_fingerprint, slice_identity, parameters, code_fingerprint(phase), packages], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
