@@ -46,6 +46,11 @@ class InitRewriter(Rewriter):
                 return f"(lambda x: jax.nn.softmax(x, axis={self.expr(node.keywords[0].value if node.keywords else node.args[0])}))"
             approximate = any(k.arg == "approximate" for k in node.keywords)
             return f"{self.use('labkit.layers.activations', 'activation')}({'gelu_pytorch_tanh' if approximate else _ACTIVATION_MODULES[short]!r})"
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "uniform_":
+            created = self._created(node.func.value)
+            if created is not None:
+                low, high = [self.expr(a) for a in node.args] if node.args else ("0", "1")
+                return f"np.full({created[1]}, ({low} + {high}) / 2, dtype={self.wide_dtype()})"
         if short == "Parameter" and self._is_torch(node.func):
             return self.parameter(node.args[0], node)
         if short == "Buffer" and self._is_torch(node.func):
@@ -60,6 +65,12 @@ class InitRewriter(Rewriter):
             symbol = self.program.resolve(self.folded.file, func.id)
             return symbol.kind == "external" and (symbol.file.startswith("torch") or symbol.file == "pytorch_utils")
         return False
+
+    def arguments(self, node) -> str:
+        text = super().arguments(node)
+        if any(self.t.constructs(c) for c in getattr(node, "callees", [])):
+            return f"{text}{', ' if text else ''}build=build"
+        return text
 
     def make(self, kind: str, node) -> str:
         names = _SIGNATURES[kind]
@@ -131,11 +142,22 @@ class InitRewriter(Rewriter):
                     self.attribute = ""
                     return spine
             text = self.expr(node.value)
+            if isinstance(node.value, ast.Constant) and node.value.value is None and self._set_again(node, target.attr):
+                text = "nnx.data(None)"
+            head = self.t.tied_head(self, ast.Attribute(ast.Name("self", ast.Load()), target.attr, ast.Load()))
+            if head is not None:
+                self.attribute = ""
+                return [f"{indent}if not config.tie_word_embeddings:", f"{indent}    self.{target.attr} = {text}"]
             if self.facts.is_array(node.value) and not text.startswith(("build.", "Constant", "self.")):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             self.attribute = ""
             return [f"{indent}self.{target.attr} = {text}"]
         return super().s_Assign(node, indent)
+
+    def _set_again(self, node, attribute) -> bool:
+        """Another statement of the constructor gives the attribute a value: nnx must know from the start that it may hold a module."""
+        others = [s for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) and s is not node]
+        return any(isinstance(t, ast.Attribute) and t.attr == attribute for s in others for t in s.targets)
 
     def _spine_statement(self, level, attribute, node, indent):
         levels = self.t.spine.levels

@@ -28,6 +28,7 @@ class Context:
         self.globals: dict[str, Symbol] = {}
         self.unproven: list[tuple[str, str]] = []
         self.labels: list[str] = []
+        self.branch_refusals: list = []
         self._locals: dict[str, set[str]] = {}
         self.uses_config: set[str] = set()
 
@@ -85,6 +86,13 @@ class Context:
                     bases = {b.split(".")[-1] for b in self.program.base_names(path, name)}
                     found |= bases & BUILTIN_MODULES
         return found.pop() if len(found) == 1 else None
+
+    def constructs(self, key: str) -> bool:
+        """A function outside of classes that makes modules."""
+        folded = self.functions.get(key)
+        if folded is None or folded.cls is not None:
+            return False
+        return any(isinstance(n, ast.Call) and ast.unparse(n.func).startswith(("nn.", "torch.nn.")) and self.facts.modules(n) for n in ast.walk(folded.node))
 
     # attributes
 
@@ -158,11 +166,21 @@ class Context:
         if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call) and ast.unparse(func.value.func) == "super":
             method = {"forward": "__call__"}.get(func.attr, func.attr)
             return f"super().{method}({rewriter.arguments(node)})"
+        tied = self.tied_head(rewriter, func)
+        if tied is not None:
+            tag = rewriter.use("labkit.layers.tags", "tag")
+            x = rewriter.expr(node.args[0])
+            return f'({tag}(self.{tied}.attend({x}), "{func.attr}") if self.config.tie_word_embeddings else self.{func.attr}({x}))'
         level = self._spine_attribute(rewriter, func)
         if level is not None:
             return f"super().decode({self._spine_arguments(rewriter, node, level)})"
+        if isinstance(func, ast.Attribute) and func.attr == "apply" and getattr(node, "callees", None):
+            return f"{rewriter.expr(func.value)}.forward({rewriter.arguments(node)})"
         if isinstance(func, ast.Attribute) and func.attr == "forward":
             return f"{rewriter.expr(func.value)}({rewriter.arguments(node)})"
+        chosen = self._chosen_mask(rewriter, node)
+        if chosen is not None:
+            return chosen
         callees = [self.functions[c] for c in getattr(node, "callees", []) if c in self.functions]
         if len(callees) == 1 and callees[0].cls is None:
             known = self.known(callees[0])
@@ -173,6 +191,42 @@ class Context:
             arguments = rewriter.arguments(node)
             return f"{func.id}({arguments}{', ' if arguments else ''}build=build)"
         return None
+
+    def tied_head(self, rewriter, func) -> str | None:
+        """The path of the embedding that a head in the causal LM may be tied to."""
+        if not (isinstance(func, ast.Attribute) and ast.unparse(func.value) == "self" and self._level_of(rewriter.folded) is self.spine.levels[0]):
+            return None
+        to = self.heads.get(f"{func.attr}.weight")
+        if to is None:
+            return None
+        for level in reversed(self.spine.levels):
+            if level.path and to.startswith(level.path + "."):
+                to = to[len(level.path) + 1 :]
+                break
+        self.config_attributes.setdefault("tie_word_embeddings", None)
+        self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
+        return to.removesuffix(".weight")
+
+    def _chosen_mask(self, rewriter, node) -> str | None:
+        """A call of a local name that was bound to one of two mask functions."""
+        if not isinstance(node.func, ast.Name):
+            return None
+        for statement in ast.walk(rewriter.folded.node):
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.func.id and isinstance(statement.value, ast.IfExp):
+                sides = [statement.value.body, statement.value.orelse]
+                if all(isinstance(s, ast.Name) and self._is_mask(rewriter, s) for s in sides):
+                    texts = [self._mask(rewriter, node, self.program.resolve(rewriter.folded.file, s.id).name) for s in sides]
+                    return f"({texts[0]} if {rewriter.expr(statement.value.test)} else {texts[1]})"
+        return None
+
+    def _is_mask(self, rewriter, node) -> bool:
+        symbol = self.program.resolve(rewriter.folded.file, node.id)
+        return symbol.kind == "external" and symbol.name.startswith("create_") and "mask" in symbol.name
+
+    def refuse(self, refused, folded) -> None:
+        from labkit.port.translate import Refusal
+
+        self.branch_refusals.append(Refusal(refused.construct, refused.where, folded.key.partition("::")[2], refused.advice))
 
     def known(self, folded):
         return KNOWN_BODIES.get(body_fingerprint(folded))
@@ -231,6 +285,8 @@ class Context:
             return self._mask(rewriter, node, name)
         if name == "KVSharingDict":
             return "{}"
+        if name == "get_activation":
+            return f"{rewriter.use('labkit.layers.activations', 'activation')}({rewriter.arguments(node)})"
         if name in ("deepcopy", "copy"):
             return rewriter.expr(node.args[0])
         raise CannotTranslate(f"the function {name} from {symbol.file}", node)
@@ -279,6 +335,10 @@ class Context:
     # statements
 
     def statement(self, rewriter, node, indent) -> list[str] | None:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
+            sides = [node.value.body, node.value.orelse]
+            if all(isinstance(s, ast.Name) and s.id not in self.local_names(rewriter.folded) and self._is_mask(rewriter, s) for s in sides):
+                return []
         if isinstance(node, ast.For):
             experts = rewrite_experts(self, rewriter, node, indent)
             if experts is not None:

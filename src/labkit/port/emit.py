@@ -14,7 +14,7 @@ from labkit.port.trim import names_in
 def emit_modeling(context, model_type: str, tree, entry_key: str):
     """(text, refusals)."""
     emitter = Emitter(context, model_type, tree, entry_key)
-    return emitter.text(), emitter.refusals
+    return emitter.text(), [*emitter.refusals, *context.branch_refusals]
 
 
 class Emitter:
@@ -87,7 +87,7 @@ class Emitter:
             extra.append(self.module_value(symbol))
         config = self.config_text()
         head = [f'"""{self.model_type}, translated from transformers {_version()} `{self.tree.file.name}`."""', ""]
-        body = "\n\n\n".join([*extra, config, self.sharding_text(), *self._maker_text(), *blocks, self.create_text()])
+        body = "\n\n\n".join([config, self.sharding_text(), *self._maker_text(), *blocks, *extra, self.create_text()])
         imports = self.imports()
         return tidy("\n".join([*head, *imports, "", "", body, ""]))
 
@@ -171,11 +171,12 @@ class Emitter:
         if numpy:
             wide = "wide_dtype(config.dtype)" if "config" in folded.parameters else "wide_dtype(self.config.dtype)" if folded.cls else "np.float64"
             self.t.needs.use("labkit.layers.precision", "wide_dtype")
-        rewriter = Rewriter(self.t, folded, numpy=numpy, wide=wide)
+        builds = self.t.constructs(folded.key)
+        rewriter = InitRewriter(self.t, folded) if builds else Rewriter(self.t, folded, numpy=numpy, wide=wide)
         static = any(ast.unparse(d) == "staticmethod" for d in folded.original.decorator_list)
         prop = any(ast.unparse(d) == "property" for d in folded.original.decorator_list)
         own = ["self"] if folded.cls and not static else []
-        signature = ", ".join([*own, *filter(None, [self.signature(folded)])])
+        signature = ", ".join([*own, *filter(None, [self.signature(folded, "build" if builds else "")])])
         component = folded.key.partition("::")[2]
         body = self.guarded(component, lambda: [*(first or []), *rewriter.block(folded.node.body, indent + "    ")], indent + "    ")
         if numpy:
@@ -194,7 +195,7 @@ class Emitter:
             base = self.t.spine.levels[index + 1].symbol.name
         else:
             base = self._base(symbol)
-        lines = [f"class {symbol.name}({base}):", f"    {self.cite(symbol.file, node.lineno)}", ""]
+        lines = [f"class {symbol.name}({base}):" if base else f"class {symbol.name}:", f"    {self.cite(symbol.file, node.lineno)}", ""]
         own = [functions[k] for k in self.reached if functions[k].file == symbol.file and functions[k].cls == symbol.name]
         own.sort(key=lambda f: (f.node.name != "__init__", f.original.lineno))
         if not any(f.node.name == "__init__" for f in own) and level is not None:
@@ -207,6 +208,8 @@ class Emitter:
                 continue
             elif folded.node.name == "__init__":
                 bodies.append(("__init__", self.init_lines(folded, symbol, level)))
+            elif folded.node.name == "forward" and not base:
+                bodies.append(("forward", self.function(folded, "    ")))
             elif folded.node.name == "forward":
                 forward_done = True
                 bodies.append(("forward", self.forward_lines(folded, level)))
@@ -236,6 +239,8 @@ class Emitter:
             if any(self.t.functions[k].file == base.file and self.t.functions[k].cls == base.name for k in self.reached):
                 return base.name
         names = {b.split(".")[-1] for b in self.t.program.base_names(symbol.file, symbol.name)}
+        if "Function" in names:
+            return ""
         for kind in ("Embedding", "Linear", "LayerNorm", "Conv1d"):
             if kind in names:
                 alias = {"Embedding": "Embedding", "Linear": "Linear", "LayerNorm": "LayerNorm", "Conv1d": "Conv1d"}[kind]

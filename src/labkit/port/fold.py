@@ -64,9 +64,9 @@ class Folded:
     callees: set = dataclasses.field(default_factory=set)
 
 
-GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past", "state"}
+GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
 CACHE_NAMES = {"cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
-DEAD_ATTRIBUTES = {"training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False}
+DEAD_ATTRIBUTES = {"training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
 DEAD_CALLS = {
     "is_torchdynamo_compiling": False,
     "is_flash_attention_requested": False,
@@ -120,7 +120,7 @@ class Folder:
         if folded is None:
             return None
         for arg in [*folded.original.args.args, *folded.original.args.kwonlyargs]:
-            if arg.arg != "self":
+            if arg.arg not in ("self", "ctx"):
                 folded.arguments.setdefault(arg.arg, arguments.get(arg.arg, VARIES))
         self._queue.append(key)
         while self._queue:
@@ -725,7 +725,7 @@ class Folder:
         args = folded.original.args
         static = any(ast.unparse(d) == "staticmethod" for d in folded.original.decorator_list)
         names = [a.arg for a in [*args.posonlyargs, *args.args]]
-        if method and not static and names and names[0] in ("self", "cls"):
+        if method and names and (names[0] == "ctx" or not static and names[0] in ("self", "cls")):
             names = names[1:]
         defaults = self._defaults(folded)
         given: dict = {}

@@ -1,43 +1,64 @@
 """Mixtures: the reference's loop over experts as grouped products. Recognised by what it does: tokens of one expert picked, their results added back."""
 
 import ast
+import dataclasses
 
 from labkit.port.rewrite import CannotTranslate, Rewriter
 from labkit.port.trim import names_in
 
 
-def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
-    """The loop over experts that some token chose, or None for any other loop.
+@dataclasses.dataclass
+class ExpertLoop:
+    """What a loop over experts is made of. chosen: the array of chosen experts. token, choice: names of a row's token and of its place among the token's
+    choices. total: what results are added to. add: the statement that does."""
 
-    Raises CannotTranslate for such a loop whose body does something else than this: pick rows, compute on them with the expert's weights, add them back.
-    """
-    picked = next((s for s in ast.walk(node) if isinstance(s, ast.Assign) and _is_where(s.value)), None)
-    if picked is None or not isinstance(picked.targets[0], ast.Tuple):
-        return None
-    first, second = (t.id for t in picked.targets[0].elts)
-    expert = node.target.id
-    adds = [s for s in node.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and ast.unparse(s.value.func).endswith(".index_add_")]
-    if len(adds) != 1:
-        raise CannotTranslate("a loop over experts that does not end in index_add_", node)
-    total = ast.unparse(adds[0].value.func.value)
-    token = ast.unparse(adds[0].value.args[1])
-    choice = first if token == second else second
-    chosen = _chosen(rewriter.folded.node, picked)
-    weights = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and expert in names_in(n.slice) and rewriter.facts.is_parameter(n.value)]
-    if not weights or chosen is None:
-        raise CannotTranslate("a loop over experts without stacked weights", node)
-    grouped = GroupedRewriter(rewriter, expert, token, choice)
-    groups = rewriter.use("labkit.layers.grouping", "group_tokens")
-    lines = [f"{indent}groups = {groups}({rewriter.expr(chosen)}, {ast.unparse(weights[0].value)}.shape[0])"]
-    for statement in node.body:
-        if statement is picked or _only_about(statement, expert):
+    chosen: ast.expr
+    expert: str
+    token: str
+    choice: str
+    total: str
+    add: ast.Expr
+    problem: str = ""
+
+
+def mark_expert_loops(folded) -> None:
+    """Find the loops over experts that some token chose, and cut them loose from the masks that said which tokens: the groups say it."""
+    for node in ast.walk(folded.node):
+        if not isinstance(node, ast.For) or not isinstance(node.target, (ast.Name, ast.Tuple)):
             continue
-        if statement is adds[0]:
-            value = statement.value.args[2]
-            lines.append(f"{indent}{total} = groups.sum({grouped.expr(value)})")
+        picked = next((s for s in node.body if isinstance(s, ast.Assign) and _is_where(s.value)), None)
+        if picked is None or not isinstance(picked.targets[0], ast.Tuple) or not isinstance(node.target, ast.Name):
+            continue
+        first, second = (t.id for t in picked.targets[0].elts)
+        adds = [s for s in node.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and ast.unparse(s.value.func).endswith(".index_add_")]
+        chosen = _chosen(folded.node, picked)
+        if len(adds) != 1 or chosen is None:
+            continue
+        token = ast.unparse(adds[0].value.args[1])
+        loop = ExpertLoop(chosen, node.target.id, token, first if token == second else second, ast.unparse(adds[0].value.func.value), adds[0])
+        node.body = [s for s in node.body if s is not picked and not _only_about(s, loop.expert)]
+        node.iter, node.experts = chosen, loop
+
+
+def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
+    """A marked loop as grouped products, or None for any other loop.
+
+    Raises CannotTranslate where the body does something else than this: pick rows, compute on them with the expert's weights, add them back.
+    """
+    loop = getattr(node, "experts", None)
+    if loop is None:
+        return None
+    weights = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and loop.expert in names_in(n.slice) and rewriter.facts.is_parameter(n.value)]
+    if not weights:
+        raise CannotTranslate("a loop over experts without stacked weights", node)
+    grouped = GroupedRewriter(rewriter, loop.expert, loop.token, loop.choice)
+    groups = rewriter.use("labkit.layers.grouping", "group_tokens")
+    lines = [f"{indent}groups = {groups}({rewriter.expr(loop.chosen)}, {ast.unparse(weights[0].value)}.shape[0])"]
+    for statement in node.body:
+        if isinstance(statement, ast.Expr) and ast.unparse(statement.value.func).endswith(".index_add_"):
+            lines.append(f"{indent}{loop.total} = groups.sum({grouped.expr(statement.value.args[2])})")
         else:
             lines += grouped.statement(statement, indent)
-    rewriter.renames.update(grouped.renames)
     return lines
 
 

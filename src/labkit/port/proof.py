@@ -61,7 +61,8 @@ def prepare() -> None:
 
     from labkit.hf.scratch import scratch_dir
 
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}".strip()
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # tiny models: compiling takes longer than running
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={DEVICES}".strip()
     # Imported packages have read their environment already, so jax is told directly.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -248,6 +248,8 @@ class Rewriter:
             return self.expr(node.value)
         if node.attr == "device":
             return "None"
+        if node.attr in ("values", "indices") and self.facts.is_a(node.value, "tuple", "other"):
+            return f"{self.expr(node.value)}[{('values', 'indices').index(node.attr)}]"
         if self.facts.is_parameter(node) and not self.numpy and not self.facts.is_parameter(node.value):
             return self.read(node)
         return f"{self.expr(node.value)}.{node.attr}"
@@ -294,7 +296,7 @@ class Rewriter:
 
     @staticmethod
     def _plain(node) -> bool:
-        return isinstance(node, (ast.Constant, ast.List, ast.Dict, ast.JoinedStr))
+        return isinstance(node, (ast.Constant, ast.List, ast.Dict, ast.JoinedStr)) or ast.unparse(node) in ("math", "np", "numpy", "super()")
 
     def arguments(self, node) -> str:
         parts = [self.expr(a) for a in node.args]
@@ -317,7 +319,7 @@ class Rewriter:
             raise CannotTranslate("more arguments than this operation is known to take", node)
         plain = {n.lstrip("*") for n in names}
         for keyword in keywords:
-            if keyword.arg in ("device", "layout", "requires_grad", "non_blocking", "memory_format", "pin_memory", "copy", "out", "generator", "inplace", "training"):
+            if keyword.arg in ("device", "layout", "requires_grad", "non_blocking", "memory_format", "pin_memory", "copy", "out", "generator", "inplace", "training", "output_size"):
                 continue
             name = {"axis": "dim", "x": "input", "self": "input", "keepdims": "keepdim"}.get(keyword.arg, keyword.arg)
             if name not in plain:
@@ -360,6 +362,8 @@ class Rewriter:
 
         def replace(match):
             body = match.group(1)
+            if body in HELPERS and template[match.end() : match.end() + 1] == "(":
+                return self.helper(body)
             if body.startswith(", "):
                 key, _, name = body[2:].partition("=")
                 if name not in bound or (isinstance(bound[name], ast.Constant) and bound[name].value is None):
@@ -375,8 +379,6 @@ class Rewriter:
             if "|" in body:
                 name, _, default = body.partition("|")
                 return text(name) if name in bound else re.sub(r"{(\w+)}", lambda m: text(m.group(1)), default)
-            if body in HELPERS:
-                return self.helper(body)
             raise CannotTranslate(f"argument {body} is missing", node)
 
         return re.sub(r"{((?:[^{}]|{\w+})*)}", replace, template)
@@ -697,11 +699,22 @@ class Rewriter:
 
     def s_If(self, node, indent):
         self._refuse_array_test(node.test)
-        lines = [f"{indent}if {self.expr(node.test)}:", *self.block(node.body, indent + "    ")]
+        lines = [f"{indent}if {self.expr(node.test)}:", *self.side(node, True, indent + "    ")]
         if node.orelse:
-            lines += [f"{indent}else:", *self.block(node.orelse, indent + "    ")]
+            lines += [f"{indent}else:", *self.side(node, False, indent + "    ")]
         self.t.branch(self, node)
         return lines
+
+    def side(self, node, truth: bool, indent) -> list[str]:
+        """One side of a branch. What cannot be translated raises there alone when no run took that side."""
+        try:
+            return self.block(node.body if truth else node.orelse, indent)
+        except CannotTranslate as refused:
+            truths = self.facts.truths(node.test)
+            if not truths or truth in truths:
+                raise
+            self.t.refuse(refused, self.folded)
+            return [f"{indent}raise NotImplementedError({f'{refused.construct} ({refused.where})'!r})"]
 
     def s_For(self, node, indent):
         return [f"{indent}for {self.target(node.target)} in {self.expr(node.iter)}:", *self.block(node.body, indent + "    ")]

@@ -10,8 +10,9 @@ from labkit.port.context import Context
 from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
 from labkit.port.fold import VARIES, Const, Folder
+from labkit.port.grouped import mark_expert_loops
 from labkit.port.program import Program, Symbol
-from labkit.port.slice_files import package_text, rules_text, utils_text
+from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
 from labkit.port.source_tree import source_tree
 from labkit.port.spine import find_spine
 from labkit.port.trim import Trimmer
@@ -72,8 +73,11 @@ def translate(source, *, record=None, progress=None) -> Translation:
     entries = {entry_key}
     trimmer = Trimmer(functions, facts, entries)
     trimmer.keep_caches = {f"{program.method(lv.symbol.file, lv.symbol.name, 'forward')[0].key}.forward" for lv in spine.levels}
+    for folded in functions.values():
+        mark_expert_loops(folded)
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
+    context.heads = head_ties(context)
     context.ropes = {s.key for s in ropes}
     context.config_class = tree.config_class.name if tree.config_class is not None else None
     text, refusals = emit_modeling(context, model_type, tree, entry_key)

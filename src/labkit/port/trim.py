@@ -128,7 +128,7 @@ def _copy(node):
 def parameters(folded: Folded) -> list[str]:
     """The names a function takes, `self` aside, those that came through **kwargs last."""
     args = folded.original.args
-    names = [a.arg for a in [*args.posonlyargs, *args.args, *args.kwonlyargs] if a.arg not in ("self", "cls")]
+    names = [a.arg for a in [*args.posonlyargs, *args.args, *args.kwonlyargs] if a.arg not in ("self", "cls", "ctx")]
     return names + [e for e in folded.extras if e not in names]
 
 
@@ -272,7 +272,7 @@ class Trimmer:
         for folded in self.functions.values():
             returns = self._returns(folded)
             lengths = {len(r.value.elts) if isinstance(r.value, ast.Tuple) and not any(isinstance(e, ast.Starred) for e in r.value.elts) else 0 for r in returns}
-            if len(lengths) == 1 and lengths != {0} and folded.key not in self.entries:
+            if len(lengths) == 1 and lengths != {0} and folded.key not in self.entries and not folded.key.endswith(".compute_default_rope_parameters"):
                 sizes[folded.key] = lengths.pop()
         used: dict[str, set[int]] = {key: set() for key in sizes}
         sites: list = []
