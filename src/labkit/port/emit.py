@@ -71,6 +71,17 @@ class Emitter:
         return {k for k in self.reached if k not in forward and not k.endswith("__init__")}
 
     def axes(self, folded, attribute):
+        """Logical axes of a linear layer's kernel, from the reference's parallel plan and the shapes of the first recorded model."""
+        from labkit.port.shard_axes import axes_for
+
+        modules, state, config = (getattr(self.t.facts.record, n)[0] for n in ("modules", "state", "config"))
+        hidden = config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0
+        for path, cls in modules.items():
+            child = f"{path}.{attribute}".lstrip(".")
+            if cls.startswith(f"{folded.file}::{folded.cls}") and f"{child}.weight" in state:
+                shape = tuple(state[f"{child}.weight"][1])
+                if len(shape) == 2:
+                    return axes_for(child, shape[::-1], hidden, config.get("vocab_size") or 0, self.t.parallel_plan)
         return None
 
     # text
@@ -86,10 +97,19 @@ class Emitter:
         for symbol in pending:
             extra.append(self.module_value(symbol))
         config = self.config_text()
-        head = [f'"""{self.model_type}, translated from transformers {_version()} `{self.tree.file.name}`."""', ""]
         body = "\n\n\n".join([config, self.sharding_text(), *self._maker_text(), *blocks, *extra, self.create_text()])
         imports = self.imports()
+        head = self.head(body)
         return tidy("\n".join([*head, *imports, "", "", body, ""]))
+
+    def head(self, body: str) -> list[str]:
+        """The file's docstring: where it comes from and what is unusual."""
+        from labkit.port.unusual import unusual
+
+        self.t.unusual = unusual(self.t, body)
+        lines = [f'"""{self.model_type}, translated from transformers {_version()} `{self.tree.file.relative_to(self.t.program.folder).as_posix()}`.', ""]
+        lines += ["Unusual: " + "; ".join(self.t.unusual) + "." if self.t.unusual else "Unusual: nothing that a plain decoder lacks."]
+        return [*lines, '"""', ""]
 
     def _symbols(self) -> list[Symbol]:
         found = {}

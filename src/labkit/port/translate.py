@@ -6,6 +6,7 @@ import hashlib
 
 from labkit.errors import BlockedError
 from labkit.hf.architectures import transformers_folder
+from labkit.hf.parallel_plan import tensor_parallel_plan
 from labkit.port.context import Context
 from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
@@ -78,6 +79,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
     context.heads = head_ties(context)
+    context.parallel_plan = tensor_parallel_plan(model_type)
     context.ropes = {s.key for s in ropes}
     context.config_class = tree.config_class.name if tree.config_class is not None else None
     text, refusals = emit_modeling(context, model_type, tree, entry_key)
@@ -98,7 +100,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         {p: program.file(p).sha256 for p in sorted(program.files)},
         digest.hexdigest()[:16],
         tree_version(),
-        context_unusual(context),
+        context.unusual,
     )
 
 
@@ -117,10 +119,6 @@ def record_of(model_type: str):
     from labkit.hf.source_record import record_sources
 
     return record_sources([f"tiny:{model_type}"])
-
-
-def context_unusual(context) -> list[str]:
-    return []
 
 
 def _rope_classes(program, functions) -> list[Symbol]:
