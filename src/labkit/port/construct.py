@@ -17,6 +17,7 @@ _MAKERS = {"Linear": "linear", "Embedding": "embedding", "Conv1d": "conv1d", "La
 _RENAMED = {"normalized_shape": "shape"}
 _DROPPED = {"padding_idx", "dtype", "device", "padding_mode", "max_norm"}
 _IDENTITY = {"Dropout", "Identity", "Dropout1d", "Dropout2d"}
+_ACTIVATIONS_WITH_PARAMETERS = {"XIELUActivation", "PReLU"}
 _ACTIVATION_MODULES = {"SiLU": "silu", "GELU": "gelu", "ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": None}
 
 
@@ -31,6 +32,9 @@ class InitRewriter(Rewriter):
     def x_Call(self, node):
         name = ast.unparse(node.func)
         short = name.split(".")[-1]
+        if isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name) and self.t.is_external(self.folded, node.func.value, "ACT2CLS"):
+            options = "".join(f", {k.arg}={self.expr(k.value)}" for k in node.keywords if k.arg not in _DROPPED)
+            return f"{self.use('labkit.layers.activations', 'activation')}({self.expr(node.func.slice)}, build=build{options})"
         if name in ("nn.ModuleList", "torch.nn.ModuleList"):
             return f"build.list({self.expr(node.args[0]) if node.args else '[]'})"
         if name in ("nn.ModuleDict", "torch.nn.ModuleDict"):
@@ -56,6 +60,12 @@ class InitRewriter(Rewriter):
         if short == "Buffer" and self._is_torch(node.func):
             return self.buffer(node, self.attribute, node.args[0])
         return super().x_Call(node)
+
+    def x_Subscript(self, node):
+        text = super().x_Subscript(node)
+        if isinstance(node.value, ast.Name) and self.t.is_external(self.folded, node.value, "ACT2FN") and {*self.facts.modules(node)} & _ACTIVATIONS_WITH_PARAMETERS:
+            return f"{text[:-1]}, build=build)"
+        return text
 
     def _is_torch(self, func) -> bool:
         text = ast.unparse(func)

@@ -8,6 +8,7 @@ from labkit.port.grouped import rewrite_experts
 from labkit.port.known import KNOWN_BODIES, body_fingerprint
 from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
+from labkit.port.reported import REPORT
 from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
 
 MASKS = "labkit.layers.masks"
@@ -156,6 +157,8 @@ class Context:
 
     def call(self, rewriter, node) -> str | None:
         func, name = node.func, ast.unparse(node.func)
+        if name == REPORT:
+            return f"{rewriter.use('labkit.layers.decoding', 'report')}({rewriter.arguments(node)})"
         if name == "getattr":
             return self._getattr(rewriter, node)
         if name == "hasattr" and len(node.args) == 2 and self._is_config(rewriter, node.args[0]):

@@ -397,6 +397,10 @@ class Emitter:
             attributes.setdefault(key, None)
         if any("layer_types" in c for c in self.t.facts.record.config):
             attributes.setdefault("layer_types", None)
+        if self.t.reports:
+            for key in ("router_aux_loss_coef", "aux_loss_coef", "router_aux_loss_coefficient"):
+                if any(key in c for c in self.t.facts.record.config):
+                    attributes.setdefault(key, None)
         if self.t.ropes:
             for key in ("rope_parameters", "max_position_embeddings", "head_dim", "partial_rotary_factor", "original_max_position_embeddings", "rope_theta"):
                 if any(key in c for c in self.t.facts.record.config):

@@ -13,6 +13,7 @@ from labkit.port.facts import Facts
 from labkit.port.fold import VARIES, Const, Folder
 from labkit.port.grouped import mark_expert_loops
 from labkit.port.program import Program, Symbol
+from labkit.port.reported import mark_reports
 from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
 from labkit.port.source_tree import source_tree
 from labkit.port.spine import find_spine
@@ -76,8 +77,10 @@ def translate(source, *, record=None, progress=None) -> Translation:
     trimmer.keep_caches = {f"{program.method(lv.symbol.file, lv.symbol.name, 'forward')[0].key}.forward" for lv in spine.levels}
     for folded in functions.values():
         mark_expert_loops(folded)
+    reports = mark_reports(program, functions)
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
+    context.reports = reports
     context.heads = head_ties(context)
     context.parallel_plan = tensor_parallel_plan(model_type)
     context.ropes = {s.key for s in ropes}
