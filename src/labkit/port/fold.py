@@ -644,7 +644,7 @@ class Folder:
             self._deliver(key, node, env, method=self._is_method(node, target, key))
         if not callees and any(c.startswith("external::") for c in self.facts.callees(node)):
             known, value = self.facts.constant(node)
-            if known and (isinstance(value, bool) or value is None) and not self._reads_config(node):
+            if known and (isinstance(value, bool) or value is None) and not self._reads_config(node) and name != "super().__init__":
                 return self._constant(node, value)
         return node, self._observed(node)
 
@@ -710,7 +710,14 @@ class Folder:
                 if self.program.method(base.file, base.name, func.attr):
                     return [f"{base.key}.{func.attr}"]
             return []
-        return [c for c in self.facts.callees(node) if not c.startswith("external::") and "<" not in c]
+        return [self._constructor(c) for c in self.facts.callees(node) if not c.startswith("external::") and "<" not in c]
+
+    def _constructor(self, key: str) -> str:
+        """The constructor when a class was called: one out of a table of classes, or chosen by a condition."""
+        path, _, name = key.partition("::")
+        if "." not in name and (self.program.folder / path).is_file() and isinstance(self.program.file(path).definitions.get(name), ast.ClassDef):
+            return f"{key}.__init__"
+        return key
 
     @staticmethod
     def _is_method(node, target, key):

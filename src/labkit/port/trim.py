@@ -34,6 +34,8 @@ def impure(node, facts: Facts) -> bool:
             return True
         if getattr(call, "mutates", None):
             return True
+        if ast.unparse(call.func) == "super().__init__" and (call.args or call.keywords):
+            return True
     return False
 
 
