@@ -92,15 +92,16 @@ def test_the_verdict_judges_what_is_translated(monkeypatch, capsys, change):
 
 
 @pytest.mark.slow
-def test_check_passes_on_a_translated_slice_and_names_a_fault_in_a_wrong_one(monkeypatch):
+def test_check_rejects_a_translated_slice_that_a_person_edited_wrongly():
     from labkit.lab.check import check
 
-    fake.install(monkeypatch)
-    right = check(fake.MODEL)
-    assert right.status == "pass" and {record.slice for record in right.records} == {"translated"}
-    fake.install(monkeypatch, version="2", change=("modeling_mistral.py", "x = x + attended", "x = x - attended"))
-    wrong = check(fake.MODEL)
-    assert (wrong.status, wrong.exit_code) == ("fail", 1) and get_family(fake.FAMILY).source == "translated"
+    file = port("seed_oss", write=True, judge=False).written / "modeling_seed_oss.py"
+    right = file.read_text()
+    file.write_text(right.replace("residual + hidden_states", "residual - hidden_states", 1))
+    assert file.read_text() != right
+    wrong = check("tiny:seed_oss")
+    assert (wrong.status, wrong.exit_code) == ("fail", 1) and {record.slice for record in wrong.records} == {"edited"}
+    assert get_family("seed_oss").source == "edited"
 
 
 def test_a_family_that_the_translator_refuses_is_blocked_with_the_list(monkeypatch):
