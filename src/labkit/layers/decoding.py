@@ -44,6 +44,11 @@ class DecoderCall:
         return self.tokens.segment_ids != 0
 
     @property
+    def key_attention_mask(self):
+        """bool [batch, keys]: the tokens so far, False in padding and in slots not yet written. What the reference calls the attention mask of a call."""
+        return self.tokens.key_segment_ids != 0
+
+    @property
     def capacity(self) -> int:
         """How many keys a query may see: the cache's capacity, or the call's length."""
         return self.tokens.key_slots.shape[0]

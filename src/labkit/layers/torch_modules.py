@@ -11,8 +11,9 @@ class Embedding(nnx.Embed):
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx=None, *, build, name: str = ""):
         metadata = build._metadata((num_embeddings, embedding_dim), ("vocab", "embed"), f"{name}.embedding")
+        more = {"embedding_init": nnx.initializers.zeros} if build.plain else {}
         super().__init__(
-            num_embeddings, embedding_dim, dtype=build.dtype, param_dtype=build.param_dtype, embedding_metadata=metadata, rngs=build.rngs
+            num_embeddings, embedding_dim, dtype=build.dtype, param_dtype=build.param_dtype, embedding_metadata=metadata, rngs=build.rngs, **more
         )
 
 
@@ -21,6 +22,7 @@ class Linear(nnx.Linear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, build, name: str = "", wide: bool = False):
         more = {"bias_metadata": build._metadata((out_features,), None, f"{name}.bias", wide)} if bias else {}
+        more |= {"kernel_init": nnx.initializers.zeros} if build.plain else {}
         super().__init__(
             in_features,
             out_features,

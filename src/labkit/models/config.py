@@ -145,6 +145,32 @@ class TranslatedConfig(DecoderConfig):
                 raise KeyError(field.name)
         return cls(**found)
 
+    @property
+    def layer_configs(self) -> "LayerConfigs":
+        """`per_layer_config` of the reference's config: this config as single layers see it."""
+        return LayerConfigs(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfigs:
+    """A config by layer, or by a layer type whose layers agree: its own `per_layer_config` put over it."""
+
+    config: TranslatedConfig
+
+    def __getitem__(self, layer):
+        config, overrides = self.config, {int(key): value for key, value in (self.config.per_layer_config or {}).items()}
+        if isinstance(layer, str):
+            found = {overrides.get(index) for index, kind in enumerate(config.layer_types) if kind == layer}
+            if len(found) != 1:
+                raise ValueError(f"per_layer_config: the layers of type {layer!r} differ, or there are none")
+            own = found.pop() or {}
+        else:
+            own = overrides.get(layer % config.num_hidden_layers) or {}
+        if own.get("skip"):
+            raise ValueError(f"per_layer_config of layer {layer} skips {', '.join(own['skip'])}: no layer of a slice leaves parts out")
+        fields = {field.name for field in dataclasses.fields(config)}
+        return dataclasses.replace(config, per_layer_config=None, **{key: value for key, value in own.items() if key in fields})
+
 
 def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32, param_dtype=None):
     """(config, reading) of a family from the config as the installed class sees it.

@@ -41,6 +41,8 @@ class InitRewriter(Rewriter):
             return f"nnx.Dict({self.expr(node.args[0])})"
         if name in ("nn.Sequential", "torch.nn.Sequential"):
             return f"{self.use('labkit.layers.modules', 'Sequential')}({', '.join(self.expr(a) for a in node.args)})"
+        if short == "to" and isinstance(node.func, ast.Attribute) and self.facts.modules(node.func.value):
+            return self._converted(node)
         if short in _MAKERS and self._is_torch(node.func):
             return self.make(short, node)
         if short in _IDENTITY and self._is_torch(node.func):
@@ -67,6 +69,12 @@ class InitRewriter(Rewriter):
             return f"{text[:-1]}, build=build)"
         return text
 
+    def _converted(self, node) -> str:
+        """`Module(...).to(torch.float32)`: a module whose parameters are kept and computed in at least float32."""
+        text = self.expr(node.func.value)
+        wide = any(self._is_wide(a) for a in [*node.args, *(k.value for k in node.keywords)])
+        return f"{text[: -len('build=build)')]}build=build.wide())" if wide and text.endswith("build=build)") else text
+
     def _is_torch(self, func) -> bool:
         text = ast.unparse(func)
         if text.startswith(("nn.", "torch.nn.")):
@@ -78,7 +86,8 @@ class InitRewriter(Rewriter):
 
     def arguments(self, node) -> str:
         text = super().arguments(node)
-        if any(self.t.constructs(c) for c in getattr(node, "callees", [])):
+        table = isinstance(node.func, ast.Subscript) and any(c.startswith("class:") for c in self.facts.kinds(node.func)) and self.facts.modules(node)
+        if table or any(self.t.constructs(c) for c in getattr(node, "callees", [])):
             return f"{text}{', ' if text else ''}build=build"
         return text
 
@@ -152,13 +161,15 @@ class InitRewriter(Rewriter):
                     self.attribute = ""
                     return spine
             text = self.expr(node.value)
+            # What is not a module or an array is part of the graph definition, which must hash.
+            text = f"frozen{text}" if text.startswith("set(") else text
             if isinstance(node.value, ast.Constant) and node.value.value is None and self._set_again(node, target.attr):
                 text = "nnx.data(None)"
             head = self.t.tied_head(self, ast.Attribute(ast.Name("self", ast.Load()), target.attr, ast.Load()))
             if head is not None:
                 self.attribute = ""
                 return [f"{indent}if not config.tie_word_embeddings:", f"{indent}    self.{target.attr} = {text}"]
-            if self.facts.is_array(node.value) and not text.startswith(("build.", "Constant", "self.")):
+            if self.facts.is_array(node.value) and not self.facts.is_parameter(node.value) and not text.startswith(("build.", "Constant", "self.")):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             self.attribute = ""
             return [f"{indent}self.{target.attr} = {text}"]
@@ -179,6 +190,17 @@ class InitRewriter(Rewriter):
             self.t.layer_maker(self, node)
             return [f"{indent}self.layers = build.layers(config.plan, lambda layer_idx, build: make_layer(config, layer_idx, build))"]
         return None
+
+    def s_For(self, node, indent):
+        """The loop that makes the decoder's layers is `make_layer`'s."""
+        if self.t._level_of(self.folded) is self.t.spine.last and any(f"{name}.append" in ast.unparse(node) for name in self._layer_lists()):
+            return []
+        return super().s_For(node, indent)
+
+    def _layer_lists(self) -> list[str]:
+        """What the constructor calls the list of the decoder's layers: the attribute, and a local that becomes it."""
+        assigns = [s for s in self.folded.node.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == f"self.{self.t.spine.layers}"]
+        return [f"self.{self.t.spine.layers}"] + [ast.unparse(s.value.args[0]) for s in assigns if isinstance(s.value, ast.Call) and s.value.args and isinstance(s.value.args[0], ast.Name)]
 
     def s_Expr(self, node, indent):
         call = node.value

@@ -10,6 +10,7 @@ from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
 from labkit.port.reported import REPORT
 from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
+from labkit.port.time_loop import rewrite_time_loop
 
 MASKS = "labkit.layers.masks"
 PLAIN_MODULES = {"math", "np", "numpy", "itertools", "functools", "copy", "operator"}
@@ -32,6 +33,7 @@ class Context:
         self.branch_refusals: list = []
         self._locals: dict[str, set[str]] = {}
         self.uses_config: set[str] = set()
+        self.numpy_only: set[str] = set()
 
     # names
 
@@ -75,6 +77,16 @@ class Context:
         self.uses_config.add(f"{folded.file}::{folded.cls}")
         return True
 
+    def takes_dtype(self, folded) -> bool:
+        """A function outside of classes that makes floats from integers alone: its callers say in which dtype."""
+        if folded.cls is not None or folded.key in self.numpy_only or "dtype" in folded.parameters or self.known(folded) is not None:
+            return False
+        args = [*folded.original.args.args, *folded.original.args.kwonlyargs]
+        kinds = [k for a in args if a.arg in folded.parameters for k in self.facts.kinds(a)]
+        if any(k.startswith(("array:f", "param:f", "buffer:f", "module", "config")) for k in kinds) or not any(k.startswith("array:") for k in kinds):
+            return False
+        return any(k.startswith("array:f") for n in ast.walk(folded.node) for k in self.facts.kinds(n))
+
     def builtin_module(self, modules: list[str]) -> str | None:
         """"Linear", "Embedding", ... when a module of torch.nn, or a class of the program that derives from it, was seen."""
         found = set()
@@ -103,6 +115,9 @@ class Context:
             if node.attr == "dtype":
                 return f"{rewriter.expr(base)}.dtype"
             self.config_attributes.setdefault(node.attr, None)
+            if node.attr == "per_layer_config":
+                self.config_attributes.setdefault("layer_types", None)
+                return f"{rewriter.expr(base)}.layer_configs"
             if ast.unparse(base) == "self.config":
                 self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
             return f"{rewriter.expr(base)}.{node.attr}"
@@ -189,10 +204,15 @@ class Context:
             known = self.known(callees[0])
             if known is not None:
                 return known(rewriter, node, callees[0])
-        if callees and isinstance(func, ast.Name) and self.facts.modules(node) and callees[0].node.name == "__init__":
-            self.globals[func.id] = self.program.resolve(rewriter.folded.file, func.id)
+        bare = isinstance(func, ast.Name) and not callees and self.builtin_module([func.id]) and self.program.resolve(rewriter.folded.file, func.id).kind == "class"
+        if bare or callees and self.facts.modules(node) and callees[0].node.name == "__init__":
+            name = func.id if isinstance(func, ast.Name) else None
+            if name is not None and name not in self.local_names(rewriter.folded):
+                self.globals[name] = self.program.resolve(rewriter.folded.file, name)
+            else:
+                name = rewriter.expr(func)
             arguments = rewriter.arguments(node)
-            return f"{func.id}({arguments}{', ' if arguments else ''}build=build)"
+            return f"{name}({arguments}{', ' if arguments else ''}build=build)"
         return None
 
     def tied_head(self, rewriter, func) -> str | None:
@@ -346,7 +366,8 @@ class Context:
             experts = rewrite_experts(self, rewriter, node, indent)
             if experts is not None:
                 return experts
-            return rewrite_layer_loop(self, rewriter, node, indent)
+            layers = rewrite_layer_loop(self, rewriter, node, indent)
+            return layers if layers is not None else rewrite_time_loop(self, rewriter, node, indent)
         return None
 
     def holder(self, rewriter, node) -> str | None:

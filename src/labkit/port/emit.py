@@ -25,7 +25,7 @@ class Emitter:
         context.layer_maker = self.layer_maker
         context.axes = self.axes
         self.reached = self._reached()
-        self.numpy_only = self._constructed_only()
+        self.numpy_only = context.numpy_only = self._constructed_only()
 
     # what is emitted
 
@@ -173,6 +173,9 @@ class Emitter:
                 optional = True
             else:
                 parts.append(f"{name}=None" if optional and not star else name)
+        if self.t.takes_dtype(folded):
+            parts += ([] if star else ["*"]) + ["dtype"]
+            star = True
         if extra:
             parts += ([] if star else ["*"]) + [extra]
         if any(len(t) > 1 for t in self._calls_to(folded)) and args.kwarg:
@@ -295,7 +298,11 @@ class Emitter:
         default = ", default=self.compute_default_rope_parameters" if found else ""
         typed = ", layer_type=layer_type" if "layer_type" in folded.parameters else ""
         positions = next((p for p in folded.parameters if "position" in p), "None")
-        return [f"        inv_freq, attention_scaling = {function}(self.config, {positions}{default}{typed})"]
+        config = "self.config"
+        if typed and "per_layer_config" in ast.unparse(self.t.program.method(folded.file, folded.cls, "__init__")[1]):
+            self.t.config_attributes.setdefault("per_layer_config", None)
+            config = "self.config.layer_configs[layer_type]"
+        return [f"        inv_freq, attention_scaling = {function}({config}, {positions}{default}{typed})"]
 
     def entry_lines(self, folded) -> list[str]:
         rewriter = Rewriter(self.t, folded)
@@ -310,7 +317,7 @@ class Emitter:
             f'        {folded.file}:{folded.original.lineno}."""',
             "        cache = DecoderCall.begin(self, tokens, positions, segment_ids, cache, scan=scan, remat=remat)",
         ]
-        for name, text in (("input_ids", "tokens"), ("attention_mask", "cache.attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
+        for name, text in (("input_ids", "tokens"), ("attention_mask", "cache.key_attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
             if name == text or name not in used:
                 continue
             if name in stores:

@@ -66,7 +66,7 @@ class Folded:
 
 GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
 CACHE_NAMES = {"cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
-DEAD_ATTRIBUTES = {"training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
+DEAD_ATTRIBUTES = {"return_dict": True, "use_return_dict": True, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
 DEAD_CALLS = {
     "is_torchdynamo_compiling": False,
     "is_flash_attention_requested": False,
@@ -505,6 +505,21 @@ class Folder:
             return values[0] if len(set(observed)) <= 1 else None
         return None
 
+    def _see_Subscript(self, node, env):
+        """`TABLE[key]` with a known key, in a table of classes or functions at module level, is its entry."""
+        node = clone(node)
+        node.value, _ = self._expr(node.value, env)
+        node.slice, key = self._expr(node.slice, env)
+        if isinstance(node.value, ast.Name) and node.value.id not in env and isinstance(key, Const):
+            symbol = self.program.resolve(self._current.file, node.value.id)
+            table = self.program.node(symbol).value if symbol.kind == "value" else None
+            for name, entry in zip(table.keys, table.values) if isinstance(table, ast.Dict) else ():
+                if isinstance(name, ast.Constant) and name.value == key.value and isinstance(entry, ast.Name):
+                    found = self.program.resolve(symbol.file, entry.id)
+                    if found.kind in ("class", "function"):
+                        return ast.copy_location(ast.Name(entry.id, ast.Load()), node), Ref(found)
+        return node, self._observed(node)
+
     def _see_UnaryOp(self, node, env):
         node = clone(node)
         node.operand, value = self._expr(node.operand, env)
@@ -644,9 +659,13 @@ class Folder:
             self._deliver(key, node, env, method=self._is_method(node, target, key))
         if not callees and any(c.startswith("external::") for c in self.facts.callees(node)):
             known, value = self.facts.constant(node)
-            if known and (isinstance(value, bool) or value is None) and not self._reads_config(node) and name != "super().__init__":
+            if known and (isinstance(value, bool) or value is None) and not self._reads_config(node) and name != "super().__init__" and not self._fills(node):
                 return self._constant(node, value)
         return node, self._observed(node)
+
+    def _fills(self, node) -> bool:
+        """A method of a list or a dictionary: called for what it changes."""
+        return isinstance(node.func, ast.Attribute) and self.facts.is_a(node.func.value, "list", "dict")
 
     def _is_cache(self, node, env):
         return isinstance(node, ast.Name) and node.id in CACHE_NAMES or "cache" in self.facts.kinds(node)
@@ -696,6 +715,8 @@ class Folder:
             name = node.args[0].value
             if name in self._current.extras:
                 return ast.copy_location(ast.Name(name, ast.Load()), node), self._current.extras[name]
+            return self._expr(node.args[1], env) if len(node.args) > 1 else self._constant(node, None)
+        if node.func.attr in ("get", "pop") and node.args and not self._current.extras:
             return self._expr(node.args[1], env) if len(node.args) > 1 else self._constant(node, None)
         return node, VARIES
 

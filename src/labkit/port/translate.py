@@ -12,6 +12,8 @@ from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
 from labkit.port.fold import VARIES, Const, Folder
 from labkit.port.grouped import mark_expert_loops
+from labkit.port.mutated import mark_mutations
+from labkit.port.last_rows import rows_by_slot
 from labkit.port.program import Program, Symbol
 from labkit.port.reported import mark_reports
 from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
@@ -77,7 +79,9 @@ def translate(source, *, record=None, progress=None) -> Translation:
     trimmer.keep_caches = {f"{program.method(lv.symbol.file, lv.symbol.name, 'forward')[0].key}.forward" for lv in spine.levels}
     for folded in functions.values():
         mark_expert_loops(folded)
+    rows_by_slot(functions)
     reports = mark_reports(program, functions)
+    mark_mutations(functions, facts)
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
     context.reports = reports
