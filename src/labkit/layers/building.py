@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from labkit.layers.modules import Conv1d, LayerNorm, TorchRMSNorm
+from labkit.layers.modules import Conv1d, HeadBias, LayerNorm, TorchRMSNorm
 from labkit.layers.plan import LayerPlan
 from labkit.layers.precision import wide_dtype
 from labkit.layers.sharding import Sharding, construction, default_mesh
@@ -33,6 +33,10 @@ class Build:
     dtype: object
     param_dtype: object
     plain: bool = False
+
+    def wide(self) -> "Build":
+        """The same for a module that is kept and computed in at least float32."""
+        return dataclasses.replace(self, dtype=wide_dtype(self.dtype), param_dtype=wide_dtype(self.param_dtype))
 
     def _metadata(self, shape, axes, name: str, wide: bool = False) -> dict:
         return {"out_sharding": self.sharding.fitted(name, axes, shape), "compute_dtype": wide_dtype(self.dtype) if wide else np.dtype(self.dtype)}
@@ -115,6 +119,10 @@ class Build:
     def gpt_linear(self, out_features: int, in_features: int, name: str = ""):
         """`Conv1D` of transformers: a linear layer with kernel [in_features, out_features] on both sides."""
         return TransposedLinear(out_features, in_features, build=self, name=name)
+
+    def head_bias(self, features: int, bias=True, name: str = "") -> HeadBias:
+        """The bias of a head that is tied to the embedding: `bias` [features] where there is one."""
+        return HeadBias(features, bias=bias, name=name, build=self)
 
     def list(self, modules) -> nnx.List:
         """Modules that are not stacked: their parameters have plain paths."""

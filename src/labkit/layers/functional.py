@@ -9,6 +9,11 @@ import numpy as np
 from labkit.layers.precision import constant, widen
 
 
+def identity(x):
+    """`torch.nn.Identity`."""
+    return x
+
+
 def softplus(x, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta, and x itself where beta x exceeds `threshold` (`torch.nn.functional.softplus`)."""
     scaled = x * beta
@@ -38,7 +43,8 @@ def pad(x, widths, value=0.0, mode="constant"):
 def expand(x, sizes):
     """`x` broadcast to `sizes`, -1 keeping an axis, new axes in front (`Tensor.expand`)."""
     lead = len(sizes) - x.ndim
-    return jnp.broadcast_to(x, tuple(x.shape[i - lead] if size == -1 else size for i, size in enumerate(sizes)))
+    xp = np if isinstance(x, np.ndarray) else jnp
+    return xp.broadcast_to(x, tuple(x.shape[i - lead] if size == -1 else size for i, size in enumerate(sizes)))
 
 
 def flatten(x, start: int = 0, end: int = -1):

@@ -89,3 +89,22 @@ class TorchRMSNorm(nnx.Module):
 
     def __call__(self, x):
         return rms_norm(x, self.normalized_shape, value(self.weight), self.eps)
+
+
+class Sequential(nnx.List):
+    """`torch.nn.Sequential`: one after the other; parameters are named by the place in it."""
+
+    def __call__(self, x):
+        for module in self:
+            x = module(x)
+        return x
+
+
+class HeadBias(nnx.Module):
+    """What is left of a linear head whose weight is the embedding's: `bias` [features], or nothing."""
+
+    def __init__(self, features: int, *, bias, name, build):
+        self.bias = build.param(jnp.zeros, (features,), ("vocab",), f"{name}.bias") if bias else None
+
+    def __call__(self, logits):
+        return logits if self.bias is None else logits + value(self.bias)

@@ -14,6 +14,9 @@ _SIGNATURES = {
     "Conv1D": ("nf", "nx"),
 }
 _MAKERS = {"Linear": "linear", "Embedding": "embedding", "Conv1d": "conv1d", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "Conv1D": "gpt_linear"}
+_OWN_ARGUMENTS = {"Linear": 3, "Embedding": 3, "LayerNorm": 4}
+"""How many of a module's positional arguments come before device and dtype."""
+
 _RENAMED = {"normalized_shape": "shape"}
 _DROPPED = {"padding_idx", "dtype", "device", "padding_mode", "max_norm"}
 _IDENTITY = {"Dropout", "Identity", "Dropout1d", "Dropout2d"}
@@ -40,13 +43,13 @@ class InitRewriter(Rewriter):
         if name in ("nn.ModuleDict", "torch.nn.ModuleDict"):
             return f"nnx.Dict({self.expr(node.args[0])})"
         if name in ("nn.Sequential", "torch.nn.Sequential"):
-            return f"{self.use('labkit.layers.modules', 'Sequential')}({', '.join(self.expr(a) for a in node.args)})"
+            return f"{self.use('labkit.layers.modules', 'Sequential')}([{', '.join(self.expr(a) for a in node.args)}])"
         if short == "to" and isinstance(node.func, ast.Attribute) and self.facts.modules(node.func.value):
             return self._converted(node)
         if short in _MAKERS and self._is_torch(node.func):
             return self.make(short, node)
         if short in _IDENTITY and self._is_torch(node.func):
-            return "None"
+            return self.use("labkit.layers.functional", "identity") if short == "Identity" and self._other_modules() else "None"
         if short in _ACTIVATION_MODULES and self._is_torch(node.func):
             if short == "Softmax":
                 return f"(lambda x: jax.nn.softmax(x, axis={self.expr(node.keywords[0].value if node.keywords else node.args[0])}))"
@@ -74,6 +77,11 @@ class InitRewriter(Rewriter):
         text = self.expr(node.func.value)
         wide = any(self._is_wide(a) for a in [*node.args, *(k.value for k in node.keywords)])
         return f"{text[: -len('build=build)')]}build=build.wide())" if wide and text.endswith("build=build)") else text
+
+    def _other_modules(self) -> bool:
+        """The attribute being assigned holds something else than an identity in another layer or configuration."""
+        kinds = self.facts.attribute(self.folded.file, self.folded.cls, self.attribute).get("kinds", [])
+        return any(kind.startswith("module:") and kind.split(":")[1] not in _IDENTITY for kind in kinds)
 
     def _is_torch(self, func) -> bool:
         text = ast.unparse(func)
@@ -168,7 +176,12 @@ class InitRewriter(Rewriter):
             head = self.t.tied_head(self, ast.Attribute(ast.Name("self", ast.Load()), target.attr, ast.Load()))
             if head is not None:
                 self.attribute = ""
-                return [f"{indent}if not config.tie_word_embeddings:", f"{indent}    self.{target.attr} = {text}"]
+                lines = [f"{indent}if not config.tie_word_embeddings:", f"{indent}    self.{target.attr} = {text}"]
+                if self.t.head_has_bias(target.attr):
+                    made = dict(zip(_SIGNATURES["Linear"], node.value.args)) | {k.arg: k.value for k in node.value.keywords}
+                    bias = f", bias={self.expr(made['bias'])}" if "bias" in made else ""
+                    lines += [f"{indent}else:", f"{indent}    self.{target.attr} = build.head_bias({self.expr(made['out_features'])}{bias}, name={target.attr!r})"]
+                return lines
             if self.facts.is_array(node.value) and not self.facts.is_parameter(node.value) and not text.startswith(("build.", "Constant", "self.")):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             self.attribute = ""
@@ -193,8 +206,9 @@ class InitRewriter(Rewriter):
 
     def s_For(self, node, indent):
         """The loop that makes the decoder's layers is `make_layer`'s."""
-        if self.t._level_of(self.folded) is self.t.spine.last and any(f"{name}.append" in ast.unparse(node) for name in self._layer_lists()):
-            return []
+        if self.t._level_of(self.folded) is self.t.spine.last:
+            if any(f"{name}.append" in ast.unparse(node) for name in self._layer_lists()) or ast.unparse(node.iter) == f"self.{self.t.spine.layers}":
+                return []
         return super().s_For(node, indent)
 
     def _layer_lists(self) -> list[str]:
@@ -209,17 +223,20 @@ class InitRewriter(Rewriter):
             if getattr(call, "callees", None):
                 arguments = self.arguments(call)
                 return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
-            if self.t.builtin_module([self.folded.cls]):
+            kind = self.t.builtin_module([self.folded.cls])
+            if kind:
+                call.args = call.args[: _OWN_ARGUMENTS.get(kind)]
+                call.keywords = [k for k in call.keywords if k.arg not in ("device", "dtype")]
                 arguments = self.arguments(call)
                 return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
             return []
         if name in ("self.post_init", "self.init_weights", "self._init_weights", "nn.Module.__init__"):
             return []
-        if name == "self.register_buffer":
+        if name.endswith(".register_buffer"):
             attribute = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
             if attribute is None:
                 raise CannotTranslate("a buffer whose name is computed", node)
-            return [f"{indent}self.{attribute} = {self.buffer(call, attribute, call.args[1])}"]
+            return [f"{indent}{self.expr(call.func.value)}.{attribute} = {self.buffer(call, attribute, call.args[1])}"]
         if name == "self.register_parameter":
             return [f"{indent}self.{call.args[0].value} = {self.expr(call.args[1])}"]
         if name == "setattr" and ast.unparse(call.args[0]) == "self":

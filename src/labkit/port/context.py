@@ -3,8 +3,9 @@
 import ast
 import builtins
 
+from labkit.layers.activations import ACTIVATIONS
 from labkit.port.fold import CACHE_NAMES
-from labkit.port.grouped import rewrite_experts
+from labkit.port.grouped import rewrite_by_counts, rewrite_experts
 from labkit.port.known import KNOWN_BODIES, body_fingerprint
 from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
@@ -47,7 +48,7 @@ class Context:
                     bound.add(node.arg)
                 elif isinstance(node, ast.FunctionDef) and node is not folded.original:
                     bound.add(node.name)
-            self._locals[folded.key] = bound | set(folded.extras)
+            self._locals[folded.key] = bound | set(folded.extras) | getattr(folded, "made_locals", set())
         return self._locals[folded.key]
 
     def is_external(self, folded, node, name: str) -> bool:
@@ -65,6 +66,8 @@ class Context:
             return symbol.name
         if symbol.name == "ACT2FN":
             return rewriter.use("labkit.layers.activations", "ACT2FN")
+        if symbol.kind == "external" and symbol.file == "activations" and symbol.name in ACTIVATIONS:
+            return f"{rewriter.use('labkit.layers.activations', 'activation')}({symbol.name!r})"
         raise CannotTranslate(f"the name {node.id} from {symbol.file}", node)
 
     def keeps_config(self, folded) -> bool:
@@ -176,6 +179,9 @@ class Context:
             return f"{rewriter.use('labkit.layers.decoding', 'report')}({rewriter.arguments(node)})"
         if name == "getattr":
             return self._getattr(rewriter, node)
+        product = rewrite_by_counts(rewriter, node)
+        if product is not None:
+            return product
         if name == "hasattr" and len(node.args) == 2 and self._is_config(rewriter, node.args[0]):
             self.config_attributes.setdefault(node.args[1].value, None)
             return f"({rewriter.expr(node.args[0])}.{node.args[1].value} is not None)"
@@ -188,7 +194,9 @@ class Context:
         if tied is not None:
             tag = rewriter.use("labkit.layers.tags", "tag")
             x = rewriter.expr(node.args[0])
-            return f'({tag}(self.{tied}.attend({x}), "{func.attr}") if self.config.tie_word_embeddings else self.{func.attr}({x}))'
+            head = f'{tag}(self.{tied}.attend({x}), "{func.attr}")'
+            head = f"self.{func.attr}({head})" if self.head_has_bias(func.attr) else head
+            return f"({head} if self.config.tie_word_embeddings else self.{func.attr}({x}))"
         level = self._spine_attribute(rewriter, func)
         if level is not None:
             return f"super().decode({self._spine_arguments(rewriter, node, level)})"
@@ -214,6 +222,9 @@ class Context:
             arguments = rewriter.arguments(node)
             return f"{name}({arguments}{', ' if arguments else ''}build=build)"
         return None
+
+    def head_has_bias(self, attribute: str) -> bool:
+        return any(f"{attribute}.bias" in state for state in self.facts.record.state)
 
     def tied_head(self, rewriter, func) -> str | None:
         """The path of the embedding that a head in the causal LM may be tied to."""

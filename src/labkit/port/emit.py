@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from labkit.port.construct import InitRewriter, numpy_text
-from labkit.port.fold import CACHE_NAMES
+from labkit.port.fold import CACHE_NAMES, Folded
 from labkit.port.program import Symbol
 from labkit.port.rewrite import CannotTranslate, Rewriter
 from labkit.port.trim import names_in
@@ -91,13 +91,14 @@ class Emitter:
         symbols = self._symbols()
         for symbol in symbols:
             blocks.append(self.definition(symbol))
-        extra = []
+        before, extra = [], []
         done = {s.name for s in symbols}
         pending = [s for s in self.t.globals.values() if s.kind == "value" and s.name not in done]
         for symbol in pending:
-            extra.append(self.module_value(symbol))
+            text = self.module_value(symbol)
+            (extra if names_in(ast.parse(text)) & done else before).append(text)
         config = self.config_text()
-        body = "\n\n\n".join([config, self.sharding_text(), *self._maker_text(), *blocks, *extra, self.create_text()])
+        body = "\n\n\n".join([config, self.sharding_text(), *self._maker_text(), *before, *blocks, *extra, self.create_text()])
         imports = self.imports()
         head = self.head(body)
         return tidy("\n".join([*head, *imports, "", "", body, ""]))
@@ -245,7 +246,7 @@ class Emitter:
         key = f"{symbol.file}::{symbol.name}"
         if key in self.t.ropes:
             params = [p for p in (functions[self._init_keys(symbol)[0]].parameters if self._init_keys(symbol) else [])]
-            inits = [[f"    def __init__(self, {', '.join(p if p == 'config' else f'{p}=None' for p in params) or 'config'}, *, build):", "        self.config = config"]]
+            inits = [[f"    def __init__(self, {', '.join(p if p == 'config' else f'{p}=None' for p in params) or 'config'}, *, build):", "        self.config = config", *self.rope_attributes(symbol)]]
         elif key in self.t.uses_config and inits and not any("self.config = config" in line for line in inits[0]) and "config" in inits[0][0]:
             inits[0].insert(1, "        self.config = config")
         rest = [b for n, b in bodies if n != "__init__"]
@@ -292,6 +293,23 @@ class Emitter:
             self.t._locals.pop(folded.key, None)
         return self.function(folded, "    ", "decode")
 
+    def rope_attributes(self, symbol) -> list[str]:
+        """What the constructor of a rope class sets besides the tables, where other code reads it."""
+        keys = [k for k in self._init_keys(symbol) if k in self.t.functions]
+        read = {
+            n.attr for key in self.reached - set(keys) for n in ast.walk(self.t.functions[key].node)
+            if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+            and (ast.unparse(n.value) != "self" or self.t.functions[key].cls == symbol.name)
+        }  # fmt: skip
+        read -= {"config", "inv_freq", "original_inv_freq", "attention_scaling", "rope_type", "max_seq_len_cached", "original_max_seq_len"}
+        lines = []
+        for key in keys:
+            rewriter = InitRewriter(self.t, self.t.functions[key])
+            for statement in self.t.functions[key].original.body:
+                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in {f"self.{name}" for name in read}:
+                    lines += [numpy_text(line) for line in rewriter.statement(statement, "        ")]
+        return lines
+
     def rope_lines(self, folded) -> list[str]:
         function = self.t.needs.use("labkit.layers.rope_types", "rope_init")
         found = self.t.program.method(folded.file, folded.cls, "compute_default_rope_parameters")
@@ -317,7 +335,7 @@ class Emitter:
             f'        {folded.file}:{folded.original.lineno}."""',
             "        cache = DecoderCall.begin(self, tokens, positions, segment_ids, cache, scan=scan, remat=remat)",
         ]
-        for name, text in (("input_ids", "tokens"), ("attention_mask", "cache.key_attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
+        for name, text in (("input_ids", "tokens"), ("attention_mask", f"cache.{'key_' if self._keeps_keys() else ''}attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
             if name == text or name not in used:
                 continue
             if name in stores:
@@ -326,6 +344,11 @@ class Emitter:
                 rewriter.renames[name] = text
         rewriter.returned = lambda node: f"cache.outputs({rewriter.expr(node.value)}, return_aux)"
         return lines + self.guarded("__call__", lambda: rewriter.block(folded.node.body, "        "))
+
+    def _keeps_keys(self) -> bool:
+        """Some layer keeps keys: a mask is over all of them, else over the tokens of the call."""
+        calls = [n for key in self.reached for n in ast.walk(self.t.functions[key].node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        return any(c.func.attr == "update" and ast.unparse(c.func.value) in CACHE_NAMES for c in calls)
 
     def cache_lines(self) -> list[str]:
         self.t.needs.use("labkit.layers.decoding", "empty_cache")
@@ -363,8 +386,17 @@ class Emitter:
                     body.append(line)
             rewriter.folded.node.body = [s for s in rewriter.folded.node.body if s is not loop]
             rewriter.renames.pop(loop.target.id)
+        body = self._completed(rewriter, body)
         needed = self._locals_before(rewriter, node, body)
         self.maker = ["def make_layer(config, layer_idx, build):", '    """One layer of the decoder, by its index."""', *needed, *[b.replace("self.config", "config") for b in body]]
+
+    def _completed(self, rewriter, body) -> list[str]:
+        """With what the constructor does to every layer once all are made: `for layer in self.layers: layer.x.register_buffer(...)`."""
+        for loop in rewriter.folded.node.body:
+            if isinstance(loop, ast.For) and ast.unparse(loop.iter) == f"self.{self.t.spine.layers}" and isinstance(loop.target, ast.Name):
+                made = body[-1].strip().removeprefix("return ")
+                body = [*body[:-1], f"    {loop.target.id} = {made}", *rewriter.block(loop.body, "    "), f"    return {loop.target.id}"]
+        return body
 
     def _locals_before(self, rewriter, node, body) -> list[str]:
         """Assignments to locals that the layer's constructor arguments read."""
@@ -384,8 +416,15 @@ class Emitter:
     # the rest of the file
 
     def module_value(self, symbol) -> str:
+        """A table or number of module level."""
         node = self.t.program.node(symbol)
-        return ast.unparse(node)
+        nowhere = ast.parse(f"def {symbol.name}():\n    pass").body[0]
+        folded = Folded(f"{symbol.key}", nowhere, nowhere, symbol.file, None)
+        folded.parameters = []
+        try:
+            return numpy_text(f"{symbol.name} = {InitRewriter(self.t, folded).expr(node.value)}")
+        except CannotTranslate:
+            return ast.unparse(node)
 
     def config_text(self) -> str:
         from labkit.port.config_class import ConfigClass

@@ -6,6 +6,7 @@ What a name holds comes from the record, never from a method's name, unless no r
 import ast
 import re
 
+from labkit.layers.activations import ACTIVATIONS
 from labkit.port.facts import Facts
 from labkit.port.fold import CACHE_NAMES
 from labkit.port.ops import HELPERS, OPS, SAME, TENSOR_METHODS
@@ -54,6 +55,7 @@ class Rewriter:
         self.needs: Needs = translation.needs
         self._wide = wide
         self.renames: dict[str, str] = {}
+        self.stacked: set[str] = set()
 
     def helper(self, name: str) -> str:
         return self.needs.use(HELPERS[name], name)
@@ -73,7 +75,7 @@ class Rewriter:
                 return f"{self.helper('wide_dtype')}({arg.arg}.dtype)"
         if self.folded.cls is not None:
             return f"{self.helper('wide_dtype')}(self.config.dtype)" if self.t.keeps_config(self.folded) else "jnp.float32"
-        return "jnp.float32"
+        return "dtype" if self.t.takes_dtype(self.folded) else "jnp.float32"
 
     def dtype(self, node) -> str:
         """A dtype expression."""
@@ -222,7 +224,11 @@ class Rewriter:
             raise CannotTranslate("indexing by a boolean mask: the result's shape depends on values", node, "write it with jnp.where over the whole array")
         if isinstance(node.value, ast.Name) and self.t.is_external(self.folded, node.value, "ACT2FN"):
             return f"{self.use('labkit.layers.activations', 'activation')}({self.expr(node.slice)})"
-        return f"{self.expr(node.value)}[{self.index(node.slice)}]"
+        text = f"{self.expr(node.value)}[{self.index(node.slice)}]"
+        stop, axes = getattr(node, "prefix", (None, ()))
+        for axis in axes:
+            text = f"{self.use('labkit.layers.loops', 'prefix')}({text}, {self.renames.get(stop, stop)}{'' if axis == -1 else f', axis={axis}'})"
+        return text
 
     def _boolean_index(self, node) -> bool:
         elements = node.elts if isinstance(node, ast.Tuple) else [node]
@@ -239,6 +245,12 @@ class Rewriter:
             return self.dtype(node)
         if text in ("torch.inf", "torch.nan", "torch.pi", "math.inf", "math.pi", "math.nan"):
             return f"jnp.{node.attr}"
+        if text.startswith(("F.", "nn.functional.", "torch.nn.functional.")) and node.attr in ACTIVATIONS:
+            return f"{self.use('labkit.layers.activations', 'activation')}({node.attr!r})"
+        if node.attr == "dtype" and isinstance(node.value, ast.Attribute) and self.facts.is_parameter(node.value) and not self.numpy:
+            tied = self.t.tied_head(self, node.value.value)
+            owner = f"{self.use('labkit.layers.building', 'read')}(self.{tied}.embedding)" if tied is not None else self.expr(node.value)
+            return f"{owner.removesuffix('.T')}.dtype"
         special = self.t.attribute(self, node)
         if special is not None:
             return special
@@ -271,6 +283,9 @@ class Rewriter:
         if special is not None:
             return special
         name = ast.unparse(node.func)
+        if name in ("np.sqrt", "numpy.sqrt") and not self.numpy and not self.facts.may_be_array(node.args[0]):
+            # A Python number: numpy's own would not take the dtype of the array it meets.
+            return f"{self.use('', 'math')}.sqrt({self.expr(node.args[0])})"
         for root in TORCH_ROOTS:
             if name.startswith(root) and re.fullmatch(r"[\w.]+", name):
                 return self.operation(name[len(root) :], node, node.args)
@@ -301,6 +316,8 @@ class Rewriter:
     def arguments(self, node) -> str:
         parts = [self.expr(a) for a in node.args]
         parts += [f"{k.arg}={self.expr(k.value)}" if k.arg else f"**{self.expr(k.value)}" for k in node.keywords]
+        if any(self.t.takes_dtype(self.t.functions[c]) for c in getattr(node, "callees", []) if c in self.t.functions):
+            parts.append(f"dtype={self.wide_dtype()}")
         return ", ".join(parts)
 
     def bind(self, op, args, keywords, node) -> dict[str, ast.expr | list]:
@@ -451,6 +468,12 @@ class Rewriter:
                 return f"jnp.concatenate([{', '.join(parts)}], axis={self.expr(b['dim']) if 'dim' in b else 0})"
         return f"jnp.concatenate({self.expr(tensors)}, axis={self.expr(b['dim']) if 'dim' in b else 0})"
 
+    def op_stack(self, name, b, node):
+        axis = self.expr(b["dim"]) if "dim" in b else "0"
+        if isinstance(b["tensors"], ast.Name) and b["tensors"].id in self.stacked:
+            return f"jnp.moveaxis({b['tensors'].id}, 0, {axis})"
+        return f"jnp.stack({self.expr(b['tensors'])}, axis={axis})"
+
     def op_scatter(self, name, b, node):
         return f"{self.helper('scatter')}({self.expr(b['input'])}, {self.expr(b['dim'])}, {self.expr(b['index'])}, {self.expr(b.get('src', b.get('value')))})"
 
@@ -530,7 +553,17 @@ class Rewriter:
         x = self.expr(b["input"])
         return f"{x}.shape[{self.expr(b['dim'])}]" if "dim" in b else f"{x}.shape"
 
+    def op_div(self, name, b, node):
+        mode = b["rounding_mode"].value if isinstance(b.get("rounding_mode"), ast.Constant) else None
+        op = ast.Div() if mode is None else ast.FloorDiv()
+        left, right = self.arithmetic(b["input"], b["other"], self.expr(b["input"]), self.expr(b["other"]), op)
+        if mode == "trunc":
+            return f"jnp.trunc({left} / {right})" if "f" in (self.number(b["input"]), self.number(b["other"])) else f"jax.lax.div({left}, jnp.asarray({right}, {left}.dtype))"
+        return f"({left} {'/' if mode is None else '//'} {right})"
+
     def op_item(self, name, b, node):
+        if name == "tolist" and self.facts.rank(b["input"]) == 1 and any(getattr(f, "by_counts", False) for f in self.t.functions.values()):
+            return self.expr(b["input"])
         if self.numpy:
             return f"{self.expr(b['input'])}.item()"
         raise CannotTranslate(f"{name}(): a Python number from an array's value", node)
@@ -616,6 +649,9 @@ class Rewriter:
     def s_Assign(self, node, indent):
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript) and self.assigns_array(node.targets[0]):
             return [indent + self.store(node.targets[0], self.expr(node.value), node)]
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute) and isinstance(node.targets[0].value, ast.Name) and self.facts.is_a(node.targets[0].value, "config"):
+            config, freeze = self.target(node.targets[0].value), self.use("labkit.models.config", "freeze")
+            return [f"{indent}{config} = dataclasses.replace({config}, {node.targets[0].attr}={freeze}({self.expr(node.value)}))"]
         lines = []
         if isinstance(node.value, ast.Call) and self._in_place(node.value):
             lines += [indent + self.mutation(node.value)]
@@ -630,11 +666,18 @@ class Rewriter:
         return lines + [f"{indent}{line}" for line in self.t.write_back(self, after)]
 
     def assigns_array(self, target: ast.Subscript) -> bool:
+        kinds = self.facts.kinds(target.value)
+        if (kinds and not self.facts.may_be_array(target.value)) or self.facts.is_a(target.slice, "str"):
+            return False
+        if self.facts.ran(target.value) and not self.facts.may_be_array(target.value):
+            return False
         return not self.facts.is_a(target.value, "dict", "list") and not isinstance(self.t.holder(self, target.value), str)
 
     def store(self, target: ast.Subscript, value: str, node, method: str = "set") -> str:
-        """`x[i] = v` as `x = x.at[i].set(v)`; a mask as `jnp.where`."""
+        """`x[i] = v` as `x = x.at[i].set(v)`; a mask as `jnp.where`. numpy's arrays change in place."""
         base = self.target(target.value)
+        if self.numpy:
+            return f"{base}[{self.index(target.slice)}] {({'add': '+', 'multiply': '*'}.get(method, ''))}= {value}"
         if isinstance(target.value, ast.Subscript):
             raise CannotTranslate("assignment to an element of an element", node)
         if self._boolean_index(target.slice) and method == "set":
@@ -685,7 +728,9 @@ class Rewriter:
     def s_Expr(self, node, indent):
         value = node.value
         if isinstance(value, ast.Call) and self._in_place(value):
-            return [indent + self.mutation(value)]
+            receiver = value.func.value
+            back = self.t.write_back(self, [receiver.id]) if isinstance(receiver, ast.Name) else []
+            return [indent + self.mutation(value), *(f"{indent}{line}" for line in back)]
         text = self.expr(value)
         text, after = self.t.mutating_call(self, value, text)
         if after:

@@ -11,14 +11,17 @@ from labkit.port.context import Context
 from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
 from labkit.port.fold import VARIES, Const, Folder
-from labkit.port.grouped import mark_expert_loops
+from labkit.port.grouped import mark_expert_loops, mark_split_loops
+from labkit.port.initial_state import start_from_state
 from labkit.port.mutated import mark_mutations
 from labkit.port.last_rows import rows_by_slot
+from labkit.port.own_casts import casts_to_locals
 from labkit.port.program import Program, Symbol
 from labkit.port.reported import mark_reports
 from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
 from labkit.port.source_tree import source_tree
 from labkit.port.spine import find_spine
+from labkit.port.starred import expand_starred
 from labkit.port.trim import Trimmer
 
 TRANSLATOR_VERSION = "1"
@@ -79,8 +82,12 @@ def translate(source, *, record=None, progress=None) -> Translation:
     trimmer.keep_caches = {f"{program.method(lv.symbol.file, lv.symbol.name, 'forward')[0].key}.forward" for lv in spine.levels}
     for folded in functions.values():
         mark_expert_loops(folded)
+        mark_split_loops(folded, facts)
     rows_by_slot(functions)
+    expand_starred(functions)
+    casts_to_locals(functions)
     reports = mark_reports(program, functions)
+    start_from_state(functions)
     mark_mutations(functions, facts)
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
@@ -122,10 +129,13 @@ def tree_version() -> str:
 
 
 def record_of(model_type: str):
-    """The record of the configurations that together run the optional branches of a type."""
-    from labkit.hf.source_record import record_sources
+    """The record of the configurations that together run the optional branches of a type: here when this process has torch already, else in one of its own."""
+    import sys
 
-    return record_sources([f"tiny:{model_type}"])
+    from labkit.hf.source_record import record_sources, record_sources_here
+
+    return (record_sources_here if "torch" in sys.modules else record_sources)([f"variants:{model_type}"])
+
 
 
 def _rope_classes(program, functions) -> list[Symbol]:
