@@ -69,7 +69,7 @@ class SourceRecord:
 
 
 def record_sources(paths: Sequence[str | os.PathLike]) -> SourceRecord:
-    """Record models (tiny names or checkpoint directories) in a process of its own. Raises what `Reference.load` does when none loads."""
+    """Record models (tiny names, checkpoint directories, `variants:<type>`) in a process of its own. Raises what `Reference.load` does when none loads."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "record.json"
         here = str(Path(__file__).parents[2])
@@ -93,6 +93,7 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
 
     if not paths:
         raise InputError("No model to record", next="Give at least one tiny name or directory")
+    paths = [name for path in paths for name in _expanded(str(path))]
     observer, record, failure = Observer(), SourceRecord(), None
     with one_thread(), quiet_transformers():
         # Tiny models are built by the process's own modules: only loading and running counts as observation.
@@ -121,6 +122,13 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
     for name, table in observer.tables().items():
         setattr(record, name, table)
     return record
+
+
+def _expanded(path: str) -> list[str]:
+    """`variants:<type>` as the small configurations that together run the type's optional branches."""
+    from labkit.hf.variants import record_variants
+
+    return record_variants(path.removeprefix("variants:")) if path.startswith("variants:") else [path]
 
 
 def _run(reference, observer, record: SourceRecord):
@@ -194,13 +202,15 @@ def _describe(model, index: int, observer, record: SourceRecord):
                 value = json.loads(json.dumps(value))
                 if not any(type(value) is type(other) and value == other for other in entry["values"]) and len(entry["values"]) < MAX_VALUES:
                     entry["values"].append(value)
+    from labkit.hf.config import as_held
+
     state, groups = model.state_dict(keep_vars=True), {}
     for name, tensor in state.items():
         groups.setdefault(id(tensor), []).append(name)
     record.modules.append(modules)
     record.state.append({name: [_dtype(tensor), list(tensor.shape)] for name, tensor in state.items() if hasattr(tensor, "shape")})
     record.tied.append([names for names in groups.values() if len(names) > 1])
-    record.config.append(json.loads(json.dumps(model.config.to_dict(), default=str)))
+    record.config.append(json.loads(json.dumps(as_held(model.config), default=str)))
 
 
 def _dtype(tensor) -> str:

@@ -17,7 +17,13 @@ def configurations(model_type: str) -> dict[str, list[str]]:
     """The two configurations of a proof: shaped as the class's defaults, and without any coincidence in sizes."""
     from labkit.hf.default_shaped import default_shaped
 
-    return {"default": default_shaped(model_type), "distinct": [f"tiny:{model_type}"]}
+    def distinct():
+        from labkit.hf.variants import record_variants
+
+        yield f"tiny:{model_type}"
+        yield from record_variants(model_type)
+
+    return {"default": default_shaped(model_type), "distinct": distinct()}
 
 
 def prove(model_type: str, *, steps=None, configs=("default", "distinct"), translated: bool = False, force: bool = False, say=lambda step: None) -> dict:
@@ -58,8 +64,11 @@ def prove(model_type: str, *, steps=None, configs=("default", "distinct"), trans
 def prepare() -> None:
     """Make this process one for proofs, before anything is computed: CPU, eight devices, strict promotion, compiled code shared through the scratch folder."""
     import jax
+    import torch
 
     from labkit.hf.scratch import scratch_dir
+
+    torch.set_num_threads(1)  # the board runs one process per core
 
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # tiny models: compiling takes longer than running
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={DEVICES}".strip()

@@ -20,7 +20,7 @@ from labkit.port.program import Program, Symbol
 from labkit.port.reported import mark_reports
 from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
 from labkit.port.source_tree import source_tree
-from labkit.port.spine import find_spine
+from labkit.port.spine import find_spine, runs_apart
 from labkit.port.starred import expand_starred
 from labkit.port.trim import Trimmer
 
@@ -65,6 +65,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         record = record_of(model_type)
     program, facts = Program(path, tree.entry), Facts(record)
     folder = Folder(program, facts)
+    folder.by_index = runs_apart(program, facts)
     entry = program.method(path, tree.entry, "forward")
     if entry is None:
         raise BlockedError(f"{tree.entry} has no forward", path)
