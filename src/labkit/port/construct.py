@@ -53,7 +53,7 @@ class InitRewriter(Rewriter):
         if short in _ACTIVATION_MODULES and self._is_torch(node.func):
             if short == "Softmax":
                 return f"(lambda x: jax.nn.softmax(x, axis={self.expr(node.keywords[0].value if node.keywords else node.args[0])}))"
-            approximate = any(k.arg == "approximate" for k in node.keywords)
+            approximate = any(k.arg == "approximate" and ast.unparse(k.value) == "'tanh'" for k in node.keywords)
             return f"{self.use('labkit.layers.activations', 'activation')}({'gelu_pytorch_tanh' if approximate else _ACTIVATION_MODULES[short]!r})"
         if isinstance(node.func, ast.Attribute) and node.func.attr == "uniform_":
             created = self._created(node.func.value)
@@ -94,14 +94,14 @@ class InitRewriter(Rewriter):
 
     def arguments(self, node) -> str:
         text = super().arguments(node)
-        table = isinstance(node.func, ast.Subscript) and any(c.startswith("class:") for c in self.facts.kinds(node.func)) and self.facts.modules(node)
-        if table or any(self.t.constructs(c) for c in getattr(node, "callees", [])):
+        if any(self.t.constructs(c) for c in getattr(node, "callees", [])):
             return f"{text}{', ' if text else ''}build=build"
         return text
 
     def make(self, kind: str, node) -> str:
         names = _SIGNATURES[kind]
         bound = dict(zip(names, node.args)) | {_RENAMED.get(k.arg, k.arg): k.value for k in node.keywords}
+        wide = kind == "Linear" and self._is_wide(bound.get("dtype"))
         bound = {k: v for k, v in bound.items() if k not in _DROPPED}
         positional = {"Linear": 2, "Embedding": 2, "Conv1d": 3, "LayerNorm": 1, "RMSNorm": 1, "Conv1D": 2}[kind]
         parts = [self.expr(bound.pop(n)) for n in names[:positional] if n in bound]
@@ -112,6 +112,7 @@ class InitRewriter(Rewriter):
         parts += [f"{k}={self.expr(v)}" for k, v in bound.items()]
         axes = self.t.axes(self.folded, self.attribute) if kind == "Linear" else None
         parts += [f"axes={axes!r}"] if axes else []
+        parts += ["wide=True"] if wide else []
         parts += [f"name={self.attribute!r}"] if self.attribute else []
         return f"build.{_MAKERS[kind]}({', '.join(parts)})"
 
@@ -182,6 +183,8 @@ class InitRewriter(Rewriter):
                     bias = f", bias={self.expr(made['bias'])}" if "bias" in made else ""
                     lines += [f"{indent}else:", f"{indent}    self.{target.attr} = build.head_bias({self.expr(made['out_features'])}{bias}, name={target.attr!r})"]
                 return lines
+            if self.facts.is_a(node.value, "list") and not isinstance(node.value, ast.List) and not text.startswith(("build.", "self.")):
+                text = f"tuple({text})"
             if self.facts.is_array(node.value) and not self.facts.is_parameter(node.value) and not text.startswith(("build.", "Constant", "self.")):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             self.attribute = ""

@@ -11,6 +11,7 @@ from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
 from labkit.port.reported import REPORT
 from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
+from labkit.port.trim import sets_attributes
 from labkit.port.time_loop import rewrite_time_loop
 
 MASKS = "labkit.layers.masks"
@@ -86,7 +87,7 @@ class Context:
             return False
         args = [*folded.original.args.args, *folded.original.args.kwonlyargs]
         kinds = [k for a in args if a.arg in folded.parameters for k in self.facts.kinds(a)]
-        if any(k.startswith(("array:f", "param:f", "buffer:f", "module", "config")) for k in kinds) or not any(k.startswith("array:") for k in kinds):
+        if any(k.startswith(("array:f", "param:f", "buffer:f", "module", "config")) for k in kinds):
             return False
         return any(k.startswith("array:f") for n in ast.walk(folded.node) for k in self.facts.kinds(n))
 
@@ -106,8 +107,10 @@ class Context:
     def constructs(self, key: str) -> bool:
         """A function outside of classes that makes modules."""
         folded = self.functions.get(key)
-        if folded is None or folded.cls is not None:
+        if folded is None:
             return False
+        if folded.cls is not None:
+            return folded.node.name != "__init__" and key in self.numpy_only and sets_attributes(folded.node)
         return any(isinstance(n, ast.Call) and ast.unparse(n.func).startswith(("nn.", "torch.nn.")) and self.facts.modules(n) for n in ast.walk(folded.node))
 
     # attributes

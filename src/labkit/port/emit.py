@@ -193,7 +193,10 @@ class Emitter:
         numpy = folded.key in self.numpy_only
         wide = None
         if numpy:
-            wide = "wide_dtype(config.dtype)" if "config" in folded.parameters else "wide_dtype(self.config.dtype)" if folded.cls else "np.float64"
+            static = any(ast.unparse(d) == "staticmethod" for d in folded.original.decorator_list)
+            wide = "wide_dtype(config.dtype)" if "config" in folded.parameters else "np.float64"
+            if wide == "np.float64" and not static and self.t.keeps_config(folded):
+                wide = "wide_dtype(self.config.dtype)"
             self.t.needs.use("labkit.layers.precision", "wide_dtype")
         builds = self.t.constructs(folded.key)
         rewriter = InitRewriter(self.t, folded) if builds else Rewriter(self.t, folded, numpy=numpy, wide=wide)

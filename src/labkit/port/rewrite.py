@@ -75,6 +75,9 @@ class Rewriter:
                 return f"{self.helper('wide_dtype')}({arg.arg}.dtype)"
         if self.folded.cls is not None:
             return f"{self.helper('wide_dtype')}(self.config.dtype)" if self.t.keeps_config(self.folded) else "jnp.float32"
+        for arg in [*args.args, *args.kwonlyargs]:
+            if arg.arg in self.folded.parameters and self.facts.is_a(arg, "dtype"):
+                return f"{self.helper('wide_dtype')}({arg.arg})"
         return "dtype" if self.t.takes_dtype(self.folded) else "jnp.float32"
 
     def dtype(self, node) -> str:
@@ -578,7 +581,7 @@ class Rewriter:
         for arg in args:
             if self.facts.is_a(arg, "dtype") or ast.unparse(arg) in {*DTYPES, *WIDE_DTYPES} or ast.unparse(arg).endswith("dtype"):
                 dtype = arg
-            elif self.facts.is_array(arg):
+            elif self.facts.is_array(arg) or isinstance(arg, ast.Name) and not self.facts.ran(arg) and self._assigned_array(arg.id):
                 return f"{self.expr(x)}.astype({self.expr(arg)}.dtype)"
             elif isinstance(arg, ast.Constant) or self.facts.is_a(arg, "device", "none", "str") or ast.unparse(arg).endswith("device"):
                 continue
@@ -590,6 +593,15 @@ class Rewriter:
             text = self.expr(x)
             return f"{self.helper('widen')}({text})" if self.facts.dtype(x) == "f" else f"{text}.astype({self.wide_dtype()})"
         return f"{self.expr(x)}.astype({self.dtype(dtype)})"
+
+    def _assigned_array(self, name: str) -> bool:
+        """Every value that the function gives to a name was an array."""
+        values = [
+            e for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) for t in s.targets for e in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])
+            if isinstance(e, ast.Name) and e.id == name
+        ]  # fmt: skip
+        assigned = [s.value for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in s.targets)]
+        return bool(values) and all(self.facts.is_array(v) for v in assigned)
 
     def op_solve_triangular(self, name, b, node):
         unit = f", unitriangular={self.expr(b['unitriangular'])}" if "unitriangular" in b else ""

@@ -22,6 +22,7 @@ from labkit.port.slice_files import head_ties, package_text, rules_text, utils_t
 from labkit.port.source_tree import source_tree
 from labkit.port.spine import find_spine, runs_apart
 from labkit.port.starred import expand_starred
+from labkit.port.static_lengths import count_by_capacity
 from labkit.port.trim import Trimmer
 
 TRANSLATOR_VERSION = "1"
@@ -85,6 +86,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         mark_expert_loops(folded)
         mark_split_loops(folded, facts)
     rows_by_slot(functions)
+    count_by_capacity(functions)
     expand_starred(functions)
     casts_to_locals(functions)
     reports = mark_reports(program, functions)

@@ -5,12 +5,18 @@ import ast
 from labkit.port.facts import Facts
 from labkit.port.fold import CACHE_NAMES, Folded
 
-MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer"}
+MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer", "register_buffer"}
 
 
 def names_in(node) -> set[str]:
     """Names read anywhere in a node."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def sets_attributes(function) -> bool:
+    """The method gives `self` an attribute."""
+    found = [n for n in ast.walk(function) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    return any(isinstance(n.value, ast.Name) and n.value.id == "self" for n in found)
 
 
 def in_place(call: ast.Call) -> bool:
@@ -33,6 +39,8 @@ def impure(node, facts: Facts) -> bool:
         ):
             return True
         if getattr(call, "mutates", None):
+            return True
+        if set(getattr(call, "callees", ())) & getattr(facts, "setters", set()):
             return True
         if ast.unparse(call.func) == "super().__init__" and (call.args or call.keywords):
             return True
@@ -149,7 +157,10 @@ class Trimmer:
         for _ in range(12):
             before = self._size()
             self.facts.dead_attributes = self._dead_attributes()
+            setters = {f.key for f in self.functions.values() if f.node.name != "__init__" and sets_attributes(f.node)}
             for folded in self.functions.values():
+                # Only a constructor calls a method for what it sets: nothing in a model changes afterwards.
+                self.facts.setters = setters if folded.node.name == "__init__" else set()
                 folded.node.body, folded.live = live_block(folded.node.body, set(), self.facts)
                 folded.node.body = folded.node.body or [ast.Pass()]
             self._trim_parameters()
