@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 
 from labkit.layers.activations import ACTIVATIONS
 from labkit.port.fold import CACHE_NAMES
@@ -15,6 +16,7 @@ from labkit.port.trim import sets_attributes
 from labkit.port.time_loop import rewrite_time_loop
 
 MASKS = "labkit.layers.masks"
+_MASK_KEYS = {"or_mask_function", "and_mask_function", "block_sequence_ids"}
 PLAIN_MODULES = {"math", "np", "numpy", "itertools", "functools", "copy", "operator"}
 BUILTIN_MODULES = {"Linear", "Embedding", "LayerNorm", "Conv1d", "RMSNorm", "Conv1D"}
 
@@ -91,6 +93,21 @@ class Context:
             return False
         return any(k.startswith("array:f") for n in ast.walk(folded.node) for k in self.facts.kinds(n))
 
+    def uncached(self, reached) -> tuple[str, str] | None:
+        """(why, where) no cached call can be right: the reference keeps nothing, or does something else once its cache holds tokens."""
+        functions = [self.functions[key] for key in reached]
+        kept = {n.func.attr for f in functions for n in ast.walk(f.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and not self.facts.is_array(n.func.value)}
+        if not kept & {"update", "update_conv_state", "update_recurrent_state", "update_indexer"}:
+            entry = self.program.entry
+            return "the reference keeps no cache: every call computes all tokens", f"{entry.file}:{self.program.node(entry).lineno}"
+        for folded in functions:
+            counts = {s.targets[0].id for s in ast.walk(folded.node) if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name) and _counts_tokens(s.value)}
+            for node in ast.walk(folded.node):
+                if isinstance(node, ast.If) and any(_counts_tokens(n) or (isinstance(n, ast.Name) and n.id in counts) for n in ast.walk(node.test)):
+                    line = getattr(node, "lineno", folded.original.lineno)
+                    return "a branch on how many tokens the cache holds", f"{folded.file}:{line}"
+        return None
+
     def builtin_module(self, modules: list[str]) -> str | None:
         """"Linear", "Embedding", ... when a module of torch.nn, or a class of the program that derives from it, was seen."""
         found = set()
@@ -117,6 +134,9 @@ class Context:
 
     def attribute(self, rewriter, node) -> str | None:
         base = node.value
+        own = isinstance(base, ast.Name) and base.id == "self" and self._level_of(rewriter.folded) is not None
+        if node.attr == "dtype" and (own or ast.unparse(base) == "next(self.parameters())") and self.keeps_config(rewriter.folded):
+            return "self.config.dtype"
         if self._is_config(rewriter, base):
             if node.attr == "dtype":
                 return f"{rewriter.expr(base)}.dtype"
@@ -265,6 +285,17 @@ class Context:
 
         self.branch_refusals.append(Refusal(refused.construct, refused.where, folded.key.partition("::")[2], refused.advice))
 
+    def causal(self) -> bool:
+        """Every mask that the model makes hides what comes later."""
+        names = set()
+        for folded in self.functions.values():
+            for node in ast.walk(folded.node):
+                if isinstance(node, ast.Name) and self.program.resolve(folded.file, node.id).kind == "external" and re.fullmatch(r"create_\w*masks?(_\w+)?", node.id):
+                    names.add(node.id)
+                elif isinstance(node, ast.keyword) and node.arg in _MASK_KEYS and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+                    return False
+        return bool(names) and all("causal" in name or "recurrent" in name for name in names)
+
     def known(self, folded):
         return KNOWN_BODIES.get(body_fingerprint(folded))
 
@@ -331,13 +362,28 @@ class Context:
     def _mask_arguments(self, rewriter, node) -> dict:
         given = {k.arg: k.value for k in node.keywords if k.arg}
         for keyword in node.keywords:
-            if keyword.arg is None and isinstance(keyword.value, ast.Name):
-                for statement in ast.walk(rewriter.folded.node):
-                    if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == keyword.value.id:
-                        if isinstance(statement.value, ast.Dict):
-                            given |= {k.value: v for k, v in zip(statement.value.keys, statement.value.values) if isinstance(k, ast.Constant)}
+            if keyword.arg is None:
+                given |= self._dictionary(rewriter, keyword.value)
         names = ["config", "inputs_embeds", "attention_mask", "cache", "position_ids"]
         return {**dict(zip(names, node.args)), **given}
+
+    def _dictionary(self, rewriter, node) -> dict:
+        """The entries of a dictionary that is written out, copied, or extended in this function."""
+        if isinstance(node, ast.Dict):
+            found: dict = {}
+            for key, value in zip(node.keys, node.values):
+                found |= self._dictionary(rewriter, value) if key is None else {key.value: value} if isinstance(key, ast.Constant) else {}
+            return found
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":
+            return self._dictionary(rewriter, node.func.value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+            start = self._dictionary(rewriter, node.args[0]) if node.args else {}
+            return start | {k.arg: k.value for k in node.keywords if k.arg}
+        if isinstance(node, ast.Name):
+            for statement in ast.walk(rewriter.folded.node):
+                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id and not isinstance(statement.value, ast.Name):
+                    return self._dictionary(rewriter, statement.value)
+        return {}
 
     def _mask(self, rewriter, node, name) -> str:
         given = self._mask_arguments(rewriter, node)
@@ -372,6 +418,8 @@ class Context:
     # statements
 
     def statement(self, rewriter, node, indent) -> list[str] | None:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and getattr(node.targets[0].slice, "value", None) in _MASK_KEYS:
+            raise CannotTranslate(f"a branch that changes the mask ({node.targets[0].slice.value})", node, "write this kind of mask by hand")
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
             sides = [node.value.body, node.value.orelse]
             if all(isinstance(s, ast.Name) and s.id not in self.local_names(rewriter.folded) and self._is_mask(rewriter, s) for s in sides):
@@ -389,7 +437,7 @@ class Context:
         if isinstance(node, ast.Name):
             for statement in ast.walk(rewriter.folded.node):
                 if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id:
-                    if isinstance(statement.value, (ast.Dict, ast.DictComp)):
+                    if isinstance(statement.value, (ast.Dict, ast.DictComp)) or ast.unparse(statement.value).endswith(".copy()") and self._dictionary(rewriter, node):
                         return "dict"
                     if isinstance(statement.value, (ast.List, ast.ListComp)):
                         return "list"
@@ -438,6 +486,11 @@ class Context:
             side = "else" if truths == {True} else "then"
             if side == "then" or node.orelse:
                 self.unproven.append((where, f"if {ast.unparse(node.test)}: only ever {truths.pop()}"))
+
+
+def _counts_tokens(node) -> bool:
+    """`cache.get_seq_length()`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_seq_length"
 
 
 def _qualname(folded) -> str:

@@ -40,6 +40,8 @@ class Emitter:
                 continue
             seen.add(key)
             folded = functions[key]
+            if self.t.known(folded) is not None:
+                continue
             for node in ast.walk(folded.node):
                 if isinstance(node, ast.Call):
                     wanted += getattr(node, "callees", [])
@@ -354,6 +356,18 @@ class Emitter:
         return any(c.func.attr == "update" and ast.unparse(c.func.value) in CACHE_NAMES for c in calls)
 
     def cache_lines(self) -> list[str]:
+        uncached = self.t.uncached(self.reached)
+        if uncached is not None:
+            from labkit.port.translate import Refusal
+
+            construct, where = uncached
+            self.refusals.append(Refusal(construct, where, "init_cache", "write cached attention by hand, or call it without a cache"))
+            return [
+                "    def init_cache(self, batch: int, capacity: int):",
+                f'        """Raises NotImplementedError: {construct}."""',
+                f"        raise NotImplementedError({f'{construct} ({where})'!r})",
+                "",
+            ]
         self.t.needs.use("labkit.layers.decoding", "empty_cache")
         return [
             "    def init_cache(self, batch: int, capacity: int):",

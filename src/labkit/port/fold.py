@@ -66,7 +66,7 @@ class Folded:
 
 GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
 CACHE_NAMES = {"cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
-DEAD_ATTRIBUTES = {"return_dict": True, "use_return_dict": True, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
+DEAD_ATTRIBUTES = {"return_dict": True, "use_return_dict": True, "output_attentions": False, "output_hidden_states": False, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
 DEAD_CALLS = {
     "is_torchdynamo_compiling": False,
     "is_flash_attention_requested": False,
@@ -91,6 +91,7 @@ class Folder:
         self.functions: dict[str, Folded] = {}
         self._queue: list[str] = []
         self._attribute_cache: dict = {}
+        self.by_index = False
         self._done: set[str] = set()
 
     def run(self, key: str, cls: Symbol) -> dict[str, Folded]:
@@ -271,6 +272,8 @@ class Folder:
         return self._on_Assign(plain, env)
 
     def _on_AugAssign(self, node, env):
+        if isinstance(node.target, ast.Attribute) and self._is_cache(node.target.value, env):
+            return [], False
         node = clone(node)
         node.value = self._expr(node.value, env)[0]
         node.target = self._target(node.target, env)
@@ -664,16 +667,19 @@ class Folder:
         return node, self._observed(node)
 
     def _fills(self, node) -> bool:
-        """A method of a list or a dictionary: called for what it changes."""
-        return isinstance(node.func, ast.Attribute) and self.facts.is_a(node.func.value, "list", "dict")
+        """A method of a list or a dictionary, or of a module that gets a buffer: called for what it changes."""
+        return isinstance(node.func, ast.Attribute) and (self.facts.is_a(node.func.value, "list", "dict") or node.func.attr == "register_buffer")
 
     def _is_cache(self, node, env):
         return isinstance(node, ast.Name) and node.id in CACHE_NAMES or "cache" in self.facts.kinds(node)
 
     def _cache_call(self, node):
-        """Without the layer's index: the handle that a layer is given is its own."""
+        """Without the layer's index: the handle that a layer is given is its own. Layers that do not run as one stack keep it."""
         keep = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1, "update_indexer": 1, "get_mask_sizes": 1}.get(node.func.attr, 0)
         node = clone(node)
+        if self.by_index and node.func.attr in ("update", "update_conv_state", "update_recurrent_state", "update_indexer", "get_conv_state", "get_recurrent_state"):
+            node.keywords = [k for k in node.keywords if k.arg in ("layer_idx", "state_idx", "conv_kernel_size")]
+            return node
         extra = node.args[keep + 1 :] if node.func.attr.startswith(("get_conv", "get_rec")) else []
         node.args = node.args[:keep]
         node.keywords = [k for k in node.keywords if k.arg in ("state_idx", "conv_kernel_size", "query_length")]

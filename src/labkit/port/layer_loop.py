@@ -13,7 +13,7 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     folded = rewriter.folded
     level = context.spine.keys.get(f"{folded.file}::{folded.cls}")
     attribute = layer_list(node.iter)
-    if level is None or level is not context.spine.last or attribute is None or attribute != context.spine.layers:
+    if level is None or level is not context.spine.last or attribute is None or attribute != context.spine.layers or folded.node.name == "__init__":
         return None
     enumerated = isinstance(node.iter, ast.Call)
     index = node.target.elts[0].id if enumerated else None
@@ -25,9 +25,12 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     before = _read_first(node.body) & assigned
     after = _names_after(folded.node, node)
     carry = [n for n in _ordered(node.body) if n in assigned and (n in before or n in after) and n not in (layer, index, cache)]
+    carry += [n for n in _ordered(node.body) if n not in carry and _empty_before(folded.node, node, n)]
     missing = [n for n in carry if n not in before and not _defined_before(folded.node, node, n)]
     if missing:
         raise CannotTranslate(f"a loop over layers that first defines {', '.join(missing)}", node)
+    if any(_none_before(folded.node, node, n) for n in carry) and "layer_idx == 0" not in context.labels:
+        context.labels.append("layer_idx == 0")
     if index is not None:
         _bind_index(context, rewriter, node, index, cache)
     step = f"{layer}_step" if f"{layer}_step" not in context.local_names(folded) else "run_layer"
@@ -99,6 +102,29 @@ def _defined_before(function, loop, name) -> bool:
     return False
 
 
+def _before(function, loop, name):
+    """The value that the last assignment before the loop gives to a name."""
+    found = None
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and node.lineno < loop.lineno and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            found = node if found is None or node.lineno > found.lineno else found
+    return found and found.value
+
+
+def _none_before(function, loop, name) -> bool:
+    """The loop starts with None under this name: its first layer, which gives it a value, is of a kind of its own."""
+    value = _before(function, loop, name)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _empty_before(function, loop, name) -> bool:
+    """An empty dictionary that layers fill for later layers: it goes through the layers as what they compute does."""
+    value = _before(function, loop, name)
+    filled = any(isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and ast.unparse(n.value) == name for n in ast.walk(function))
+    empty = isinstance(value, ast.Dict) and not value.keys or isinstance(value, ast.Call) and not value.args and ast.unparse(value.func).endswith(("dict", "Dict"))
+    return empty and not filled
+
+
 def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
     """The loop's index: the layer's own index within arrays, and for lookups in the config, where layers that differ are of different kinds."""
     for statement in loop.body:
@@ -110,8 +136,9 @@ def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
                             n.id = f"{index}__in_array"
                 elif not context.facts.is_a(node.value, "dict"):
                     text = rewriter.expr(node).replace("self.config.", "self.").replace("config.", "self.")
+                    text = text.replace(f"[{index}]", "[layer_idx]")
                     if text.startswith("self.") and text not in context.labels and "cache" not in text:
-                        context.labels.append(text.replace(f"[{index}]", "[layer_idx]"))
+                        context.labels.append(text)
             elif isinstance(node, ast.Compare) and index in names_in(node):
                 text = ast.unparse(node).replace("self.config.", "self.")
                 context.labels.append(text.replace(index, "layer_idx"))

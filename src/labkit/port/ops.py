@@ -36,9 +36,6 @@ _BINARY = {
     "sub": "({input} - {other})",
     "mul": "({input} * {other})",
     "multiply": "({input} * {other})",
-    "div": "({input} / {other})",
-    "divide": "({input} / {other})",
-    "true_divide": "({input} / {other})",
     "floor_divide": "({input} // {other})",
     "remainder": "({input} % {other})",
     "fmod": "jnp.fmod({input}, {other})",
@@ -70,6 +67,7 @@ _BINARY = {
 OPS: dict[str, Op] = {
     **{name: _op("input", f"{call}({{input}})") for name, call in _UNARY.items()},
     **{name: _op("input other alpha", template) for name, template in _BINARY.items()},
+    **{name: _op("input other rounding_mode", "@div") for name in ("div", "divide", "true_divide")},
     "neg": _op("input", "(-{input})"),
     "negative": _op("input", "(-{input})"),
     "gelu": _op("input approximate", "@gelu"),
@@ -117,7 +115,7 @@ OPS: dict[str, Op] = {
     "cat": _op("tensors dim", "@concatenate"),
     "concat": _op("tensors dim", "@concatenate"),
     "concatenate": _op("tensors dim", "@concatenate"),
-    "stack": _op("tensors dim", "jnp.stack({tensors}, axis={dim|0})"),
+    "stack": _op("tensors dim", "@stack"),
     "split": _op("input split_size_or_sections dim", "{split}({input}, {split_size_or_sections}, axis={dim|0})"),
     "tensor_split": _op("input sections dim", "jnp.array_split({input}, {sections}, axis={dim|0})"),
     "chunk": _op("input chunks dim", "jnp.split({input}, {chunks}, axis={dim|0})"),
@@ -206,12 +204,13 @@ OPS: dict[str, Op] = {
     "searchsorted": _op("sorted_sequence input right", "jnp.searchsorted({sorted_sequence}, {input})"),
     "view_as_complex": _op("input", "{view_as_complex}({input})"),
     "view_as_real": _op("input", "{view_as_real}({input})"),
-    "polar": _op("abs angle", "({abs} * jnp.exp(1j * {angle}))"),
+    "polar": _op("abs angle", "jax.lax.complex({abs} * jnp.cos({angle}), {abs} * jnp.sin({angle}))"),
     "complex": _op("real imag", "jax.lax.complex({real}, {imag})"),
     "solve_triangular": _op("A B upper left unitriangular", "@solve_triangular"),
     "count_nonzero": _op("input dim", "jnp.count_nonzero({input}{, axis=dim})"),
     "isin": _op("elements test_elements", "jnp.isin({elements}, {test_elements})"),
     "diff": _op("input n dim", "jnp.diff({input}, {n|1}, axis={dim|-1})"),
+    **{name: _op("loc scale", "{Normal}({loc}, {scale})") for name in ("distributions.normal.Normal", "distributions.Normal")},
     "erfinv": _op("input", "jax.lax.erf_inv({input})"),
 }
 
@@ -219,7 +218,7 @@ HELPERS = {
     name: "labkit.layers.functional"
     for name in (
         *("softplus", "split", "pad", "expand", "unflatten", "unbind", "scatter", "scatter_add", "index_add", "index_copy"),
-        *("normalize", "unfold", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
+        *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
     )
 } | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"}
 
@@ -227,7 +226,8 @@ SAME = {"contiguous", "clone", "detach", "cpu", "cuda", "requires_grad_", "pin_m
 """Methods that give their receiver."""
 
 TENSOR_METHODS = {
-    *("view", "unsqueeze", "permute", "masked_fill", "contiguous", "expand", "repeat_interleave", "masked_fill_", "type_as", "swapaxes", "numel", "chunk"),
+    *("float", "long", "bool", "to"),
+    *("size", "to", "float", "long", "dim", "view", "unsqueeze", "permute", "masked_fill", "contiguous", "expand", "repeat_interleave", "masked_fill_", "type_as", "swapaxes", "numel", "chunk"),
     *("softmax", "sigmoid", "tanh", "sqrt", "rsqrt", "cumsum", "topk", "gather", "scatter", "clamp", "squeeze", "flatten", "transpose", "reshape", "matmul"),
 }
 """Method names that only arrays have among what modeling files hold: enough where no run saw the receiver."""
