@@ -142,7 +142,7 @@ class HFConfig:
     def _effective(self) -> dict:
         if self.hf is None:
             return copy.deepcopy(self.raw_text)
-        effective = normalise_rope(self.hf.to_dict())
+        effective = normalise_rope(as_held(self.hf))
         # The tie is the wrapper's business where there is one: its flag decides whether a head is stored.
         if self._configs[0] is not self.hf and "tie_word_embeddings" in self.raw:
             effective["tie_word_embeddings"] = self.raw["tie_word_embeddings"]
@@ -165,9 +165,17 @@ class HFConfig:
         if self.hf is None:
             return {}
         try:
-            return normalise_rope(type(self.hf)().to_dict())
+            return normalise_rope(as_held(type(self.hf)()))
         except Exception:  # a class that cannot be built without arguments has no defaults to compare with
             return {}
+
+
+def as_held(config) -> dict:
+    """`to_dict()` of a config of transformers, with counts and lists of names as the object holds them: some classes write others to the disk."""
+    values, held = config.to_dict(), vars(config)
+    names = lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
+    counts = lambda value: isinstance(value, int) and not isinstance(value, bool)
+    return {key: held[key] if key in held and any(kind(value) and kind(held[key]) for kind in (names, counts)) else value for key, value in values.items()}
 
 
 def _plain(value):

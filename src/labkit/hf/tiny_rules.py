@@ -14,7 +14,7 @@ ROPE_THETA = 700.0
 _SIZES = (
     (72, "hidden_size n_embd d_model n_embed dim embed_dim word_embed_proj_dim embedding_size"),
     (6, "num_attention_heads n_head n_heads num_heads"),
-    (2, "num_key_value_heads num_kv_heads"),
+    (2, "num_key_value_heads num_kv_heads kv_n_heads"),
     (HEAD_DIM, "head_dim kv_channels"),
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers"),
     (131, "vocab_size"),
@@ -23,13 +23,13 @@ _SIZES = (
     (7, "sliding_window attention_window_size window_size"),
     (9, "attention_chunk_size"),
     (40, "moe_intermediate_size expert_ffn_hidden_size moe_ffn_hidden_size"),
-    (56, "shared_expert_intermediate_size moe_shared_expert_intermediate_size"),
+    (56, "shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_experts_intermediate_size"),
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts"),
-    (3, "num_experts_per_tok moe_topk moe_k top_k_experts num_experts_per_token"),
-    (1, "n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace"),
-    (4, "n_group index_n_heads num_expert_group"),
+    (3, "num_experts_per_tok moe_topk moe_k moe_top_k top_k_experts num_experts_per_token"),
+    (1, "n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace n_input_layers n_output_layers"),
+    (4, "n_group num_expert_group"),
     (2, "topk_group layer_group_size"),
-    (16, "index_head_dim"),
+    (16, "index_head_dim index_n_heads"),
     (5, "index_topk"),
     (4, "rotary_dim laurel_rank"),
     (14, "global_head_dim"),
@@ -47,6 +47,9 @@ _SIZES = (
     (2, "n_groups mamba_n_groups"),
     (88, "decoder_ffn_dim"),
     (LAYERS, "decoder_layers"),
+    (117, "unpadded_vocab_size"),
+    (2, "n_layers_per_attn_res_block loop_layer_index_start num_kv_shared_layers"),
+    (4, "loop_layer_index_end"),
     (26, "q_lora_rank"),
     (18, "kv_lora_rank"),
     (14, "qk_nope_head_dim"),
@@ -100,8 +103,24 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
     layers = defaults.get("num_hidden_layers")
     lists = {key: value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
     stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
-    for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
-        yield {**base, **stack, **key_value, **head_size, **expert}
+    for more in [{}, *_nested(defaults)]:
+        for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
+            yield {**base, **stack, **key_value, **head_size, **expert, **more}
+
+
+def _nested(defaults: dict) -> list[dict]:
+    """Values for classes that the plain ones do not suit: layer types in turn, a rope table for each, and configs within the config by the rules of this page."""
+    found = []
+    kinds = list(dict.fromkeys(defaults.get("layer_types") or []))
+    if len(kinds) > 1:
+        found.append({"layer_types": [kinds[layer % len(kinds)] for layer in range(LAYERS)]})
+    if kinds and "rope_parameters" in defaults:
+        tables = {kind: {"rope_type": "default", "rope_theta": ROPE_THETA * (1 + 3 * index)} for index, kind in enumerate(kinds)}
+        found.append({"rope_parameters": tables})
+    inner = {key: value for key, value in defaults.items() if key.endswith("_config") and isinstance(value, dict)}
+    if inner:
+        found.append({key: tiny_values(value) | ({"rope_theta": ROPE_THETA, "clip_qkv": 1.0} if "attn" in key else {}) for key, value in inner.items()})
+    return found
 
 
 def tiny_values(defaults: dict) -> dict:
@@ -110,6 +129,8 @@ def tiny_values(defaults: dict) -> dict:
     for key, default in defaults.items():
         if key in SIZES and (default is None or (isinstance(default, int) and not isinstance(default, bool))):
             values[key] = SIZES[key]
+        elif key in SIZES and isinstance(default, list) and set(map(type, default)) == {int} and len(default) == defaults.get("num_hidden_layers"):
+            values[key] = [SIZES[key]] * LAYERS
         elif key in VALUES and default is not None:
             values[key] = VALUES[key]
         elif key in TOKENS and default is not None:
@@ -119,11 +140,25 @@ def tiny_values(defaults: dict) -> dict:
     shown = _every_kind(defaults)
     if shown:
         values["layer_types"] = shown
+    if isinstance(defaults.get("per_layer_config"), dict):
+        values["per_layer_config"] = {layer: _layer_sizes(own) for layer, own in defaults["per_layer_config"].items() if int(layer) < LAYERS}
     if "attn_layer_indices" in defaults:
         values["attn_layer_indices"] = [1, 4]
+    if "activation_sparsity_pattern" in defaults:
+        values["activation_sparsity_pattern"] = [0.9, 0.9, 0.0, 0.0, 0.0]
     if "attention_types" in defaults:
         values["attention_types"] = [[["global", "local"], 2], [["global"], 1]]
     return values
+
+
+def _layer_sizes(own: dict) -> dict:
+    """Sizes of a layer that differ from the rest's; what is equal or a sum in the default stays so."""
+    sizes = {key: SIZES[key] - 2 if key in SIZES else value for key, value in own.items()}
+    if own.get("num_key_value_heads") == own.get("num_attention_heads") is not None:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    if "qk_rope_head_dim" in own and own.get("head_dim") == own["qk_rope_head_dim"] + own.get("qk_nope_head_dim", 0):
+        sizes["head_dim"] = sizes["qk_rope_head_dim"] + sizes["qk_nope_head_dim"]
+    return sizes
 
 
 def _every_kind(defaults: dict) -> list[str] | None:

@@ -70,6 +70,25 @@ class DecoderCall:
     def has_previous_state(self, layer_idx=None, state_idx=None) -> bool:
         return self._before is not None
 
+    def update(self, key_states, value_states, layer_idx: int):
+        """`LayerHandle.update` of a layer that lives outside the stack, by its index; those of other states likewise."""
+        return self.layer(f"layer{layer_idx}").update(key_states, value_states)
+
+    def update_indexer(self, indexer_key_states, layer_idx: int):
+        return self.layer(f"layer{layer_idx}").update_indexer(indexer_key_states)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0):
+        return self.layer(f"layer{layer_idx}").get_conv_state(state_idx=state_idx)
+
+    def update_conv_state(self, conv_states, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None):
+        return self.layer(f"layer{layer_idx}").update_conv_state(conv_states, state_idx=state_idx, conv_kernel_size=conv_kernel_size)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0):
+        return self.layer(f"layer{layer_idx}").get_recurrent_state(state_idx=state_idx)
+
+    def update_recurrent_state(self, recurrent_states, layer_idx: int, state_idx: int = 0):
+        return self.layer(f"layer{layer_idx}").update_recurrent_state(recurrent_states, state_idx=state_idx)
+
     def layer(self, name: str) -> LayerHandle:
         """The handle of a layer outside the stack, the same one for the same name throughout the call."""
         if name not in self._handles:
@@ -147,6 +166,8 @@ class DecoderCall:
 def _checked(out, carry, who: str) -> tuple:
     """The step's result as a tuple; ValueError when it does not fit the carry."""
     out = out if isinstance(out, tuple) and len(carry) != 1 else (out,)
+    if len(out) == len(carry):
+        carry = tuple(new if old is None or isinstance(old, dict) else old for old, new in zip(carry, out))
     describe = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
     if jax.tree.structure(out) != jax.tree.structure(tuple(carry)) or describe(out) != describe(tuple(carry)):
         raise ValueError(f"{who} was given {describe(tuple(carry))} and returned {describe(out)}: what goes through the layers keeps its shape and dtype")

@@ -1,5 +1,6 @@
 """Array operations that translated slices need and jax.numpy has under no one name. Semantics are torch's, stated by each function."""
 
+import dataclasses
 import math
 
 import jax
@@ -120,3 +121,15 @@ def normalize(x, p=2.0, axis: int = 1, eps=1e-12):
 def solve_triangular(a, b, *, upper: bool, unitriangular: bool = False):
     """x with a x = b for triangular `a`, batched (`torch.linalg.solve_triangular`)."""
     return jax.scipy.linalg.solve_triangular(a, b, lower=not upper, unit_diagonal=unitriangular)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """`torch.distributions.Normal`, as far as models use it."""
+
+    loc: float
+    scale: float
+
+    def icdf(self, value):
+        """The quantile function."""
+        return self.loc + self.scale * jax.lax.erf_inv(2 * value - 1) * math.sqrt(2)

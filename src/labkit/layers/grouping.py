@@ -36,12 +36,13 @@ class ExpertGroups:
         return x[self.order // self.top_k]
 
     def linear(self, rows, w):
-        """Row times its expert's matrix as `torch.nn.functional.linear` takes it: [rows, in], [experts, out, in] -> [rows, out]."""
-        return grouped_matmul(rows, self.sizes, w, self.block, transposed=True)
+        """Row times its expert's matrix as `torch.nn.functional.linear` takes it: [rows, in], [experts, out, in] -> [rows, out]; zero for
+        experts past the last matrix."""
+        return grouped_matmul(rows, self.sizes[: w.shape[0]], w, self.block, transposed=True)
 
     def matmul(self, rows, w):
         """Row times its expert's matrix: [rows, in], [experts, in, out] -> [rows, out]."""
-        return grouped_matmul(rows, self.sizes, w, self.block)
+        return grouped_matmul(rows, self.sizes[: w.shape[0]], w, self.block)
 
     def take(self, b):
         """[experts, ...] -> [rows, ...]: what each row's expert holds, a bias for example."""
@@ -59,6 +60,11 @@ class ExpertGroups:
         for choice in range(1, self.top_k):
             total = total + picked[:, choice]
         return total
+
+
+def linear_by_counts(rows, counts, w):
+    """[rows, in] that lie by expert, `counts` int [experts] of each, times the expert's matrix of w [experts, out, in] -> [rows, out]."""
+    return grouped_matmul(rows, counts, w, expert_block(rows.shape[0], 1, w.shape[0]), transposed=True)
 
 
 def group_tokens(top_k_index, num_experts: int) -> ExpertGroups:

@@ -36,8 +36,59 @@ def mark_expert_loops(folded) -> None:
             continue
         token = ast.unparse(adds[0].value.args[1])
         loop = ExpertLoop(chosen, node.target.id, token, first if token == second else second, ast.unparse(adds[0].value.func.value), adds[0])
+        for statement in node.body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and names_in(statement.value) - {"int"} == {loop.expert}:
+                loop.expert = statement.targets[0].id
         node.body = [s for s in node.body if s is not picked and not _only_about(s, loop.expert)]
         node.iter, node.experts = chosen, loop
+
+
+def mark_split_loops(folded, facts) -> None:
+    """Rows that lie by expert, split by counts, one product each, put together again: one grouped product over all rows."""
+    for node in ast.walk(folded.node):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for loop in [s for s in body if isinstance(s, ast.For)]:
+            found = _split_loop(body, loop)
+            if found is None:
+                continue
+            parts, outputs, weight, together, split = found
+            together.value.args, together.value.keywords, together.value.by_counts = [split.func.value, split.args[0], weight], [], True
+            body[:] = [s for s in body if s is not loop and not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) in (parts, outputs))]
+            folded.by_counts = True
+
+
+def _split_loop(body, loop):
+    """(name of the parts, name of the outputs, stacked weight, the statement that concatenates, the call that splits), or None."""
+    if len(loop.body) != 1 or not isinstance(loop.target, ast.Name) or not isinstance(loop.body[0], ast.Expr) or not isinstance(loop.body[0].value, ast.Call):
+        return None
+    append = loop.body[0].value
+    if not ast.unparse(append.func).endswith(".append") or not isinstance(append.args[0], ast.Call) or not ast.unparse(append.args[0].func).endswith("linear"):
+        return None
+    product = append.args[0]
+    index = loop.target.id
+    if len(product.args) != 2 or not all(isinstance(a, ast.Subscript) and ast.unparse(a.slice) == index for a in product.args):
+        return None
+    parts, outputs = ast.unparse(product.args[0].value), ast.unparse(append.func.value)
+    assigns = {ast.unparse(s.targets[0]): s for s in body if isinstance(s, ast.Assign)}
+    split = assigns[parts].value if parts in assigns else None
+    if not (isinstance(split, ast.Call) and isinstance(split.func, ast.Attribute) and split.func.attr == "split"):
+        return None
+    if [ast.unparse(k.value) for k in split.keywords if k.arg == "dim"] not in ([], ["0"]) or len(split.args) != 1:
+        return None
+    for statement in assigns.values():
+        if isinstance(statement.value, ast.Call) and ast.unparse(statement.value.func) == "torch.cat" and ast.unparse(statement.value.args[0]) == outputs:
+            return parts, outputs, product.args[1].value, statement, split
+    return None
+
+
+def rewrite_by_counts(rewriter, node) -> str | None:
+    """What `mark_split_loops` left of a loop."""
+    if not getattr(node, "by_counts", False):
+        return None
+    rows, counts, weight = (rewriter.expr(e) for e in node.args)
+    return f"{rewriter.use('labkit.layers.grouping', 'linear_by_counts')}({rows}, {counts}, {weight})"
 
 
 def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
@@ -60,6 +111,11 @@ def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] 
         else:
             lines += grouped.statement(statement, indent)
     return lines
+
+
+def _is_missing(test) -> bool:
+    """`self.weight is None`: without weights there are no groups either."""
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is) and ast.unparse(test.left).startswith("self.")
 
 
 def _is_where(value) -> bool:
@@ -121,6 +177,22 @@ class GroupedRewriter(Rewriter):
                 return f"groups.weights({self.expr(node.value)})[:, 0]"
             raise CannotTranslate(f"rows of an expert picked as {ast.unparse(node)}", node)
         return super().x_Subscript(node)
+
+    def s_If(self, node, indent):
+        """`if expert >= n: x = a else: ...`: both for all rows, then each row's own."""
+        if self.expert not in names_in(node.test):
+            return super().s_If(node, indent)
+        tests = node.test.values if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.Or) else [node.test]
+        tests = [t for t in tests if not _is_missing(t)]
+        if len(tests) != 1 or not isinstance(tests[0], ast.Compare) or ast.unparse(tests[0].left) != self.expert or len(tests[0].ops) != 1:
+            raise CannotTranslate(f"an expert chosen by {ast.unparse(node.test)}", node)
+        then = node.body[0]
+        stored = {n.id for s in node.orelse for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        if len(node.body) != 1 or not isinstance(then, ast.Assign) or ast.unparse(then.targets[0]) not in stored or names_in(then.value) & stored:
+            raise CannotTranslate("experts of two kinds that do more than give one value", node)
+        name, operators = ast.unparse(then.targets[0]), {ast.GtE: ">=", ast.Gt: ">", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==", ast.NotEq: "!="}
+        test = f"groups.experts[:, None] {operators[type(tests[0].ops[0])]} {self.expr(tests[0].comparators[0])}"
+        return [*self.block(node.orelse, indent), f"{indent}{name} = jnp.where({test}, {self.expr(then.value)}, {name})"]
 
     def op_linear(self, name, b, node):
         weight = self._weight(b["weight"])

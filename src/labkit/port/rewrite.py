@@ -171,6 +171,9 @@ class Rewriter:
             **{ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="},
             **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
         }
+        if len(node.ops) == 1 and not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+            left, right = self.arithmetic(node.left, node.comparators[0], self.expr(node.left), self.expr(node.comparators[0]))
+            return f"({left} {operators[type(node.ops[0])]} {right})"
         return "(" + self.expr(node.left) + "".join(f" {operators[type(o)]} {self.expr(c)}" for o, c in zip(node.ops, node.comparators)) + ")"
 
     def x_BinOp(self, node):

@@ -39,6 +39,21 @@ class Spine:
         return f"{self.last.path}.{self.layers}" if self.last.path else str(self.layers)
 
 
+def runs_apart(program, facts: Facts) -> bool:
+    """Whether some class runs parts of its layer list: from one layer on, or again. Such a list is no stack."""
+    for key in {cls for cls in facts.record.modules[0].values() if "::" in cls and not cls.startswith("external::")}:
+        symbol = _symbol(key)
+        found = program.method(symbol.file, symbol.name, "forward")
+        for node in ast.walk(found[1]) if found else ():
+            iterated = node.iter if isinstance(node, ast.For) else None
+            if isinstance(iterated, ast.Call) and ast.unparse(iterated.func) == "enumerate" and iterated.args:
+                iterated = iterated.args[0]
+            if isinstance(iterated, ast.Subscript) and isinstance(iterated.slice, ast.Slice) and iterated.slice.lower is not None:
+                if isinstance(iterated.value, ast.Attribute) and facts.is_a(iterated.value, "modulelist"):
+                    return True
+    return False
+
+
 def find_spine(program, facts: Facts, functions: dict) -> Spine:
     """The spine of a folded program."""
     modules = facts.record.modules
@@ -54,7 +69,9 @@ def find_spine(program, facts: Facts, functions: dict) -> Spine:
                 holds = sum(p.startswith(path + ".") for p in modules[0])
                 if count and _config_counts(facts, path, modules):
                     candidates.append((holds, owners[0], attribute))
-    if candidates:
+    if runs_apart(program, facts):
+        owner, attribute = _base_model(program, modules[0]), None
+    elif candidates:
         _, owner, attribute = max(candidates, key=lambda c: c[0])
     else:
         owner, attribute = _base_model(program, modules[0]), None
