@@ -114,14 +114,26 @@ def _attend(q_bthd, k_bskd, v_bskd, mask_bts, scale, softcap):
     return out.reshape(batch, length, heads, -1)
 
 
-def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: float | None = None, sinks=None):
+def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: float | None = None, sinks=None, causal: bool = False):
     """`eager_attention_forward` of transformers: grouped-query attention with an additive mask, head h reading key-value head h // (heads / kv_heads).
 
     q [batch, heads, length, head_dim], k and v [batch, kv_heads, keys, head_dim], mask [batch, 1 or heads, length, keys] or None -> [batch, length, heads,
     head_dim]. Scores in the input dtype (numbers multiply in at least float32, as in torch), softmax in at least float32, probabilities back in the input
     dtype. sinks: [heads], one further logit per head that takes part in the softmax and is dropped after it (in `gpt_oss`' order of rounding: the maximum is
-    taken off before the softmax).
+    taken off before the softmax). causal: as for `attend`.
     """
+    length, keys = q_bhtd.shape[2], k_bksd.shape[2]
+    blocks = max(1, min(CAUSAL_BLOCKS, length // SHORTEST_BLOCK)) if causal and length == keys else 1
+    bounds = [length * i // blocks for i in range(blocks)] + [length]
+    parts = []
+    for start, stop in zip(bounds, bounds[1:]):
+        seen = stop if blocks > 1 else keys
+        part_mask = mask[:, :, start:stop, :seen] if blocks > 1 and mask is not None else mask
+        parts.append(_eager(q_bhtd[:, :, start:stop], k_bksd[:, :, :seen], v_bksd[:, :, :seen], part_mask, scaling, softcap, sinks))
+    return tag(parts[0] if blocks == 1 else jnp.concatenate(parts, 1), "attn")
+
+
+def _eager(q_bhtd, k_bksd, v_bksd, mask, scaling, softcap, sinks):
     batch, heads, length, head_dim = q_bhtd.shape
     kv_heads, keys = k_bksd.shape[1:3]
     grouped = (batch, kv_heads, heads // kv_heads, length)
@@ -138,4 +150,4 @@ def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: fl
         scores = scores - jnp.max(scores, -1, keepdims=True)
     probabilities = jax.nn.softmax(widen(scores), -1).astype(v_bksd.dtype)
     out = jnp.einsum("bkms,bksd->bkmd", probabilities[..., :keys].reshape(batch, kv_heads, -1, keys), v_bksd)
-    return tag(out.reshape(batch, heads, length, -1).swapaxes(1, 2), "attn")
+    return out.reshape(batch, heads, length, -1).swapaxes(1, 2)

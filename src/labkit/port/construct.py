@@ -189,7 +189,11 @@ class InitRewriter(Rewriter):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             self.attribute = ""
             return [f"{indent}self.{target.attr} = {text}"]
-        return super().s_Assign(node, indent)
+        lines = super().s_Assign(node, indent)
+        if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "config" and self.folded.cls:
+            owner = self.program.node(self.program.resolve(self.folded.file, self.folded.cls))
+            lines += [f"{indent}self.config = config"] if "self.config" in ast.unparse(owner) else []
+        return lines
 
     def _set_again(self, node, attribute) -> bool:
         """Another statement of the constructor gives the attribute a value: nnx must know from the start that it may hold a module."""

@@ -14,7 +14,7 @@ from labkit.port.trim import names_in
 def emit_modeling(context, model_type: str, tree, entry_key: str):
     """(text, refusals)."""
     emitter = Emitter(context, model_type, tree, entry_key)
-    return emitter.text(), [*emitter.refusals, *context.branch_refusals]
+    return emitter.text(), emitter.refusals
 
 
 class Emitter:
@@ -170,7 +170,7 @@ class Emitter:
                 parts.append("*")
                 star = True
             if name in defaults or name in folded.extras:
-                value = ast.unparse(defaults[name]) if name in defaults else "None"
+                value = ast.unparse(defaults[name]) if name in defaults else self.extra_default(folded, name, set())
                 value = value if "torch" not in value else "None"
                 parts.append(f"{name}={value}")
                 optional = True
@@ -184,6 +184,22 @@ class Emitter:
         if any(len(t) > 1 for t in self._calls_to(folded)) and args.kwarg:
             parts.append("**_")
         return ", ".join(parts)
+
+    def extra_default(self, folded, name: str, seen: set) -> str:
+        """What a keyword that goes through **kwargs is where nobody gives it: the default of the function that takes it in the end."""
+        for key in sorted(folded.callees - seen):
+            target = self.t.functions.get(key)
+            if target is None:
+                continue
+            args = target.original.args
+            positional = [*args.posonlyargs, *args.args]
+            defaults = dict(zip([a.arg for a in positional[len(positional) - len(args.defaults) :]], args.defaults))
+            defaults |= {a.arg: d for a, d in zip(args.kwonlyargs, args.kw_defaults) if d is not None}
+            if name in defaults and name in target.parameters:
+                return ast.unparse(defaults[name])
+            if name in target.extras and (found := self.extra_default(target, name, seen | {key})) != "None":
+                return found
+        return "None"
 
     def _calls_to(self, folded):
         for other in self.t.functions.values():

@@ -13,7 +13,10 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     folded = rewriter.folded
     level = context.spine.keys.get(f"{folded.file}::{folded.cls}")
     attribute = layer_list(node.iter)
-    if level is None or level is not context.spine.last or attribute is None or attribute != context.spine.layers or folded.node.name == "__init__":
+    if attribute is None or folded.node.name == "__init__":
+        return None
+    stacked = level is not None and level is context.spine.last and attribute == context.spine.layers
+    if not stacked and not (context.spine.layers is None and set().union(*map(names_in, node.body)) & CACHE_NAMES):
         return None
     enumerated = isinstance(node.iter, ast.Call)
     index = node.target.elts[0].id if enumerated else None
@@ -37,7 +40,7 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     lines = [f"{indent}def {step}({', '.join([layer, cache, *carry])}):"]
     lines += rewriter.block(node.body, indent + "    ")
     lines += [f"{indent}    return {', '.join(carry)}", ""]
-    lines += [f"{indent}{', '.join(carry)} = {cache}.run(self.layers, {step}, {', '.join(carry)})"]
+    lines += [f"{indent}{', '.join(carry)} = {cache}.run(self.{'layers' if stacked else attribute}, {step}, {', '.join(carry)})"]
     return lines
 
 

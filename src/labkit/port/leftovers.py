@@ -13,14 +13,24 @@ def remove_leftovers(text: str) -> str:
                 _clean(node)
                 if ast.dump(node) == before:
                     break
-    return _spaced(ast.unparse(ast.fix_missing_locations(tree)))
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _spaced(text: str) -> str:
-    return text
+def _join_names(body: list) -> None:
+    """`a = f(x)` and `b = a` right after it, a read nowhere else, as `b = f(x)`."""
+    for first, second in zip(list(body), body[1:]):
+        if not (isinstance(first, ast.Assign) and isinstance(second, ast.Assign) and len(first.targets) == len(second.targets) == 1):
+            continue
+        a, b = first.targets[0], second.targets[0]
+        if isinstance(a, ast.Name) and isinstance(b, ast.Name) and isinstance(second.value, ast.Name) and second.value.id == a.id != b.id:
+            rest = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == a.id]
+            if len(rest) == 2:
+                first.targets = second.targets
+                body.remove(second)
 
 
 def _clean(function: ast.FunctionDef) -> None:
+    _join_names(function.body)
     reads = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
     class Clean(ast.NodeTransformer):
@@ -55,6 +65,6 @@ def _pure(node) -> bool:
     for part in ast.walk(node):
         if isinstance(part, ast.Call):
             name = ast.unparse(part.func)
-            if not name.startswith(("jnp.", "jax.nn.", "np.")) and not name.endswith((".reshape", ".astype", ".swapaxes", ".transpose")):
+            if not name.startswith(("jnp.", "jax.nn.", "np.")) and not name.endswith((".reshape", ".astype", ".swapaxes", ".transpose", ".copy")):
                 return False
     return True

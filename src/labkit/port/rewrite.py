@@ -189,7 +189,10 @@ class Rewriter:
         da, db = self.number(a), self.number(b)
         order = {"b": 0, "i": 1, "f": 2, "c": 3}
         if da in order and db in order and da != db and self.facts.is_array(a) and self.facts.is_array(b):
-            if order[da] < order[db]:
+            cast = re.search(r"\.astype\(([\w.]+(?:\([\w.]+\))?)\)$", right if order[da] < order[db] else left)
+            if cast is not None:
+                left, right = (f"{left}.astype({cast[1]})", right) if order[da] < order[db] else (left, f"{right}.astype({cast[1]})")
+            elif order[da] < order[db]:
                 left = f"{left}.astype({right}.dtype)" if self._cheap(right) else f"{left}.astype({self.wide_dtype() if db == 'f' else 'jnp.int32'})"
             else:
                 right = f"{right}.astype({left}.dtype)" if self._cheap(left) else f"{right}.astype({self.wide_dtype() if da == 'f' else 'jnp.int32'})"
@@ -270,7 +273,8 @@ class Rewriter:
             return f"{self.expr(node.value)}[{('values', 'indices').index(node.attr)}]"
         if self.facts.is_parameter(node) and not self.numpy and not self.facts.is_parameter(node.value):
             return self.read(node)
-        return f"{self.expr(node.value)}.{node.attr}"
+        text = self.expr(node.value)
+        return text.removesuffix(".T") if node.attr == "T" and text.endswith(".T") else f"{text}.{node.attr}"
 
     def read(self, node) -> str:
         """The array of a parameter or buffer that a module owns, in torch's orientation."""
@@ -298,7 +302,8 @@ class Rewriter:
         if isinstance(node.func, ast.Attribute):
             method, receiver = node.func.attr, node.func.value
             base = method.rstrip("_") if method.endswith("_") and not method.startswith("_") else method
-            arrays = self.is_array(receiver) or (not self.facts.ran(receiver) and (base in TENSOR_METHODS or base in SAME) and not self._plain(receiver))
+            cast = method == "to" and any(ast.unparse(a) in {*DTYPES, *WIDE_DTYPES} for a in [*node.args, *(k.value for k in node.keywords)])
+            arrays = self.is_array(receiver) or (not self.facts.ran(receiver) and (base in TENSOR_METHODS or base in SAME or cast) and not self._plain(receiver))
             if arrays:
                 if method in SAME:
                     return self.expr(receiver)

@@ -113,7 +113,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         model_type,
         files,
         refusals,
-        context.unproven,
+        context.unproven + [(r.where, f"{r.construct}: not translated, this branch raises") for r in context.branch_refusals],
         {p: program.file(p).sha256 for p in sorted(program.files)},
         digest.hexdigest()[:16],
         tree_version(),

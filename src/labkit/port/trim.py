@@ -69,6 +69,9 @@ def _sets_dead(target, value, facts) -> bool:
         return False
     if target.attr not in getattr(facts, "dead_attributes", ()):
         return False
+    modules = facts.modules(value) or ([ast.unparse(value.func).split(".")[-1]] if isinstance(value, ast.Call) else [])
+    if modules and all(m in ("Dropout", "Identity", "Dropout1d", "Dropout2d") for m in modules):
+        return True
     return not (any(k.split(":")[0] in ("param", "buffer", "module", "modulelist") for k in facts.kinds(value)) or isinstance(value, ast.Call))
 
 
