@@ -226,7 +226,16 @@ class Discover(Phase):
             self.finding(refusal["component"], f"{refusal['construct']} cannot be translated", refusal["where"], refusal["advice"])
         if self.slice.kind != "refined":
             self.gate("everything that the model reaches is translated", not self.slice.refusals, len(self.slice.refusals), 0, "constructs refused by name")
-        return Section(title="Slice", items=describe(self.slice))
+        items = describe(self.slice)
+        if self.slice.kind != "refined" and not self.slice.refusals and self.config is not None:
+            from labkit.port.config_reads import unread_keys
+
+            unread = unread_keys(self.family, self.config, self.source.config.defaults)
+            for key, value in unread.items():
+                words = "The config key {key} = {value} is not at its default, and building and calling the model never read it."
+                items.append(Text(words=words, values={"key": key, "value": str(value)}))
+                self.pitfall(words, key=key, value=str(value))
+        return Section(title="Slice", items=items)
 
     @cell
     def walls(self) -> Section:
