@@ -60,6 +60,9 @@ class InitRewriter(Rewriter):
             if created is not None:
                 low, high = [self.expr(a) for a in node.args] if node.args else ("0", "1")
                 return f"np.full({created[1]}, ({low} + {high}) / 2, dtype={self.wide_dtype()})"
+        if name in ("torch.rand", "torch.randn"):
+            # The expected value: what a checkpoint fills needs a shape and no luck.
+            return f"np.full({self._shape(node.args, node)}, {0.5 if short == 'rand' else 0.0}, dtype={self.wide_dtype()})"
         if short == "Parameter" and self._is_torch(node.func):
             return self.parameter(node.args[0], node)
         if short == "Buffer" and self._is_torch(node.func):

@@ -155,6 +155,8 @@ class Rewriter:
         return self._comprehension(node, f"{self.expr(node.key)}: {self.expr(node.value)}", "{", "}")
 
     def x_IfExp(self, node):
+        if self.facts.is_array(node.test) and self.facts.rank(node.test) == 0 and all(self.facts.is_a(s, "int", "float") for s in (node.body, node.orelse)):
+            return f"jnp.where({self.expr(node.test)}, {self.expr(node.body)}, {self.expr(node.orelse)})"
         self._refuse_array_test(node.test)
         return f"({self.expr(node.body)} if {self.expr(node.test)} else {self.expr(node.orelse)})"
 
@@ -363,6 +365,8 @@ class Rewriter:
             return self.expr(nodes[0])
         if len(nodes) == 1 and isinstance(nodes[0], ast.Starred):
             return self.expr(nodes[0].value)
+        if len(nodes) == 1 and set(self.facts.kinds(nodes[0])) & {"tuple", "list", "size"}:
+            return self.expr(nodes[0])
         return f"({', '.join(self.expr(n) for n in nodes)},)"
 
     def operation(self, name: str, node, args) -> str:
@@ -669,7 +673,7 @@ class Rewriter:
     def s_Assign(self, node, indent):
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript) and self.assigns_array(node.targets[0]):
             return [indent + self.store(node.targets[0], self.expr(node.value), node)]
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute) and isinstance(node.targets[0].value, ast.Name) and self.facts.is_a(node.targets[0].value, "config"):
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute) and isinstance(node.targets[0].value, ast.Name) and self.t._is_config(self, node.targets[0].value):
             config, freeze = self.target(node.targets[0].value), self.use("labkit.models.config", "freeze")
             return [f"{indent}{config} = dataclasses.replace({config}, {node.targets[0].attr}={freeze}({self.expr(node.value)}))"]
         lines = []
