@@ -32,6 +32,18 @@ def fill_weights(network, seed: int) -> None:
                 value.copy_(normal(value.shape) / _fan_in(name, value) ** 0.5)
             else:
                 value.copy_(value * (1 + 0.2 * normal(value.shape)) + 0.25 * normal(value.shape))
+        _as_loading_leaves_them(network, saved)
+
+
+def _as_loading_leaves_them(network, saved) -> None:
+    """Elements of saved buffers that the reference sets whenever it loads, whatever the file says (`module.biases[-1] = -1.0`), hold that value."""
+    for value in saved.values():
+        value._is_hf_initialized = True
+    for module in network.modules():
+        if any(buffer is not None and name not in module._non_persistent_buffers_set for name, buffer in module._buffers.items()):
+            network._init_weights(module)
+    for value in saved.values():
+        del value._is_hf_initialized
 
 
 def _drawn_at_random(value) -> bool:

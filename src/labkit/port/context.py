@@ -227,6 +227,8 @@ class Context:
             return f"{rewriter.expr(func.value)}.forward({rewriter.arguments(node)})"
         if isinstance(func, ast.Attribute) and func.attr == "forward":
             return f"{rewriter.expr(func.value)}({rewriter.arguments(node)})"
+        if isinstance(func, ast.Subscript) and isinstance(func.value, ast.Name) and self._mask_table(rewriter, func.value.id) is not None:
+            return f"{rewriter.expr(func)}()"
         chosen = self._chosen_mask(rewriter, node)
         if chosen is not None:
             return chosen
@@ -275,6 +277,24 @@ class Context:
                     texts = [self._mask(rewriter, node, self.program.resolve(rewriter.folded.file, s.id).name) for s in sides]
                     return f"({texts[0]} if {rewriter.expr(statement.value.test)} else {texts[1]})"
         return None
+
+    def _mask_table(self, rewriter, name: str) -> ast.Dict | None:
+        """The dictionary of mask functions that a local name holds."""
+        for statement in ast.walk(rewriter.folded.node):
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name and isinstance(statement.value, ast.Dict):
+                values = statement.value.values
+                local = self.local_names(rewriter.folded)
+                if values and all(isinstance(v, ast.Name) and v.id not in local and self._is_mask(rewriter, v) for v in values):
+                    return statement.value
+        return None
+
+    def _mask_table_text(self, rewriter, name: str, table: ast.Dict) -> str | None:
+        """Each mask of the table made when it is asked for, with the arguments of the one call that asks."""
+        calls = [n for n in ast.walk(rewriter.folded.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) and ast.unparse(n.func.value) == name]
+        if len(calls) != 1:
+            return None
+        masks = [self._mask(rewriter, calls[0], self.program.resolve(rewriter.folded.file, v.id).name) for v in table.values]
+        return "{" + ", ".join(f"{rewriter.expr(k)}: lambda: {mask}" for k, mask in zip(table.keys, masks)) + "}"
 
     def _is_mask(self, rewriter, node) -> bool:
         symbol = self.program.resolve(rewriter.folded.file, node.id)
@@ -420,6 +440,10 @@ class Context:
     def statement(self, rewriter, node, indent) -> list[str] | None:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and getattr(node.targets[0].slice, "value", None) in _MASK_KEYS:
             raise CannotTranslate(f"a branch that changes the mask ({node.targets[0].slice.value})", node, "write this kind of mask by hand")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict) and isinstance(node.targets[0], ast.Name):
+            table = self._mask_table(rewriter, node.targets[0].id)
+            text = self._mask_table_text(rewriter, node.targets[0].id, table) if table is not None else None
+            return None if text is None else [f"{indent}{node.targets[0].id} = {text}"]
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
             sides = [node.value.body, node.value.orelse]
             if all(isinstance(s, ast.Name) and s.id not in self.local_names(rewriter.folded) and self._is_mask(rewriter, s) for s in sides):

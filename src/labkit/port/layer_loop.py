@@ -13,7 +13,7 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     folded = rewriter.folded
     level = context.spine.keys.get(f"{folded.file}::{folded.cls}")
     attribute = layer_list(node.iter)
-    if attribute is None or folded.node.name == "__init__":
+    if attribute is None or folded.node.name == "__init__" or context.spine.apart:
         return None
     stacked = level is not None and level is context.spine.last and attribute == context.spine.layers
     if not stacked and not (context.spine.layers is None and set().union(*map(names_in, node.body)) & CACHE_NAMES):
