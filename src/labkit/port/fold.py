@@ -80,6 +80,7 @@ DEAD_CALLS = {
     "is_fsdp_managed_module": False,
     "torch.compiler.is_compiling": False,
 }
+_LOADING = ("self._keys_to_ignore_on_load", "self._tied_weights_keys")
 _NO_EFFECT_ROOTS = ("logger", "warnings", "torch._assert", "torch._check", "warn_if", "torch._dynamo", "use_kernel", "gc")
 
 
@@ -220,7 +221,7 @@ class Folder:
 
     def _on_Expr(self, node, env):
         value = node.value
-        if isinstance(value, ast.Constant):
+        if isinstance(value, ast.Constant) or ast.unparse(value).startswith(_LOADING):
             return [], False
         if isinstance(value, ast.Call):
             name = ast.unparse(value.func)
@@ -247,6 +248,8 @@ class Folder:
         return target
 
     def _on_Assign(self, node, env):
+        if any(ast.unparse(target).startswith(_LOADING) for target in node.targets):
+            return [], False
         node = clone(node)
         prelude = self._walrus(node, env)
         node.value, value = self._expr(node.value, env)
@@ -282,6 +285,7 @@ class Folder:
 
     def _on_If(self, node, env):
         node = clone(node)
+        self._keep_masks(node)
         prelude = self._walrus(node, env, only="test")
         node.test, value = self._expr(node.test, env)
         truth = self._truth(value)
@@ -315,6 +319,16 @@ class Folder:
         if not node.body:
             node.test, node.body, node.orelse = ast.UnaryOp(ast.Not(), node.test), node.orelse, []
         return [*prelude, node], ended_then and ended_else and bool(node.orelse)
+
+    @staticmethod
+    def _keep_masks(node):
+        """`if seq_len == 1 or ...: return x, None`: a single token leaves out a mask, as a cache that grows allows. One of fixed size needs it."""
+        leaves = len(node.body) == 1 and isinstance(node.body[0], ast.Return) and isinstance(node.body[0].value, ast.Tuple)
+        if leaves and isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.Or):
+            one = [v for v in node.test.values if isinstance(v, ast.Compare) and isinstance(v.ops[0], ast.Eq) and ast.unparse(v.comparators[0]) == "1"]
+            rest = [v for v in node.test.values if v not in one]
+            if one and rest and any(isinstance(e, ast.Constant) and e.value is None for e in node.body[0].value.elts):
+                node.test = rest[0] if len(rest) == 1 else ast.copy_location(ast.BoolOp(ast.Or(), rest), node.test)
 
     def _assume(self, test, env_then, env_else):
         """`x is not None` makes x given where it holds."""
@@ -509,7 +523,12 @@ class Folder:
         return None
 
     def _see_Subscript(self, node, env):
-        """`TABLE[key]` with a known key, in a table of classes or functions at module level, is its entry."""
+        """`TABLE[key]` with a known key, in a table of classes or functions at module level, is its entry; `kwargs["name"]` what reaches it."""
+        kwarg = self._current.original.args.kwarg
+        if kwarg and isinstance(node.value, ast.Name) and node.value.id == kwarg.arg and isinstance(node.slice, ast.Constant) and node.slice.value in self._current.extras:
+            return ast.copy_location(ast.Name(node.slice.value, ast.Load()), node), self._current.extras[node.slice.value]
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "layers" and self._is_cache(node.value.value, env):
+            return self._expr(node.value.value, env)[0], GIVEN
         node = clone(node)
         node.value, _ = self._expr(node.value, env)
         node.slice, key = self._expr(node.slice, env)
@@ -631,7 +650,7 @@ class Folder:
         if isinstance(node.func, ast.Attribute) and self._is_cache(node.func.value, env):
             if node.func.attr == "is_recording_past":
                 return self._constant(node, True)
-            node = self._cache_call(node)
+            node = self._cache_call(self._own_state(node))
         if name.split(".")[-1] == "dropout" and name.startswith(("F.", "nn.functional.", "torch.")):
             return self._expr(node.args[0] if node.args else node.keywords[0].value, env)
         if node.args and self._identity(node):
@@ -673,6 +692,28 @@ class Folder:
     def _is_cache(self, node, env):
         return isinstance(node, ast.Name) and node.id in CACHE_NAMES or "cache" in self.facts.kinds(node)
 
+    def _own_state(self, node):
+        """`cache.get_x(layer_idx)`, `cache.set_x(layer_idx, value)` of a cache class of the file that keeps one array per layer: the layer's recurrent state."""
+        if len(node.args) not in (1, 2) or node.keywords:
+            return node
+        for name, definition in self.program.file(self._current.file).definitions.items():
+            if not isinstance(definition, ast.ClassDef) or not any(ast.unparse(b).endswith("Cache") for b in definition.bases):
+                continue
+            method = next((m for m in definition.body if isinstance(m, ast.FunctionDef) and m.name == node.func.attr), None)
+            names = [a.arg for a in method.args.args[1:]] if method is not None else []
+            if len(names) != len(node.args):
+                continue
+            slots = [n for n in ast.walk(method) if isinstance(n, ast.Subscript) and ast.unparse(n.value).startswith("self.") and ast.unparse(n.slice) == names[0]]
+            given = [n for n in ast.walk(method) if isinstance(n, ast.Return) and n.value in slots]
+            stored = [n for n in ast.walk(method) if isinstance(n, ast.Assign) and n.targets[0] in slots and ast.unparse(n.value) == names[-1]]
+            if len(names) == 1 and given or len(names) == 2 and stored:
+                made = clone(node)
+                made.func.attr, made.args = ("get_recurrent_state", []) if given else ("update_recurrent_state", [made.args[1]])
+                if hasattr(made, "origin"):
+                    del made.origin
+                return made
+        return node
+
     def _cache_call(self, node):
         """Without the layer's index: the handle that a layer is given is its own. Layers that do not run as one stack keep it."""
         keep = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1, "update_indexer": 1, "get_mask_sizes": 1}.get(node.func.attr, 0)
@@ -688,7 +729,11 @@ class Folder:
 
     def _identity(self, node):
         """Modules and functions that give their argument in evaluation."""
-        modules = self.facts.modules(node.func)
+        func, cls = node.func, self._current.cls
+        modules = self.facts.modules(func)
+        if not modules and cls and isinstance(func, ast.Attribute) and ast.unparse(func.value) == "self":
+            kinds = self.facts.attribute(self._current.file, cls, func.attr).get("kinds", [])
+            modules = [k.split(":")[1] for k in kinds if k.startswith("module:")]
         if modules and all(m in ("Dropout", "Identity", "Dropout1d", "Dropout2d") for m in modules):
             return True
         return isinstance(node.func, ast.Name) and node.func.id in ("slice_logits_to_keep", "nested_checkpoint")

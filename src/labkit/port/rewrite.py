@@ -9,7 +9,7 @@ import re
 from labkit.layers.activations import ACTIVATIONS
 from labkit.port.facts import Facts
 from labkit.port.fold import CACHE_NAMES
-from labkit.port.ops import HELPERS, OPS, SAME, TENSOR_METHODS
+from labkit.port.ops import FLOATING, HELPERS, OPS, SAME, TENSOR_METHODS
 from labkit.port.program import Program
 
 DTYPES = {
@@ -202,8 +202,9 @@ class Rewriter:
             left = f"{left}.astype({self.wide_dtype()})"
         elif self.facts.is_array(b) and db in ("i", "b") and da == "float":
             right = f"{right}.astype({self.wide_dtype()})"
-        elif isinstance(op, ast.Div) and self.facts.is_array(a) and da in ("i", "b"):
-            left = f"{left}.astype({self.wide_dtype()})"
+        elif isinstance(op, ast.Div):
+            left = f"{left}.astype({self.wide_dtype()})" if self.facts.is_array(a) and da in ("i", "b") else left
+            right = f"{right}.astype({self.wide_dtype()})" if self.facts.is_array(b) and db in ("i", "b") else right
         return left, right
 
     @staticmethod
@@ -304,9 +305,11 @@ class Rewriter:
         if isinstance(node.func, ast.Attribute):
             method, receiver = node.func.attr, node.func.value
             base = method.rstrip("_") if method.endswith("_") and not method.startswith("_") else method
-            cast = method == "to" and any(ast.unparse(a) in {*DTYPES, *WIDE_DTYPES} for a in [*node.args, *(k.value for k in node.keywords)])
+            cast = method in ("to", "type") and any(ast.unparse(a) in {*DTYPES, *WIDE_DTYPES} or ast.unparse(a).endswith(".dtype") for a in [*node.args, *(k.value for k in node.keywords)])
             arrays = self.is_array(receiver) or (not self.facts.ran(receiver) and (base in TENSOR_METHODS or base in SAME or cast) and not self._plain(receiver))
             if arrays:
+                if method != base and isinstance(receiver, ast.Name) and method not in SAME and self._read_after(receiver.id, node):
+                    raise CannotTranslate(f"an array changed in place within an expression ({method})", node, "write it as a statement of its own")
                 if method in SAME:
                     return self.expr(receiver)
                 if base in OPS and not (base == "size" and False):
@@ -378,6 +381,8 @@ class Rewriter:
         if name in ("float", "double") and self.facts.dtype(args[0]) in ("i", "b"):
             return f"{self.expr(args[0])}.astype({self.wide_dtype()})"
         bound = self.bind(op, args, node.keywords, node)
+        if name in FLOATING and self.facts.is_array(bound.get("input")) and self.facts.dtype(bound["input"]) in ("i", "b"):
+            return op.template.replace("{input}", f"{self.expr(bound['input'])}.astype({self.wide_dtype()})")
         if op.template.startswith("@"):
             return getattr(self, f"op_{op.template[1:]}")(name, bound, node)
         return self.fill(op.template, bound, op, node)
@@ -422,6 +427,26 @@ class Rewriter:
         if isinstance(b["other"], ast.Constant) and b["other"].value == 2:
             return f"jnp.square({left})"
         return f"({left} ** {right})"
+
+    def op_plus(self, name, b, node):
+        left, right = self.arithmetic(b["input"], b["other"], self.expr(b["input"]), self.expr(b["other"]))
+        return f"({left} {'+' if name == 'add' else '-'} {self.expr(b['alpha']) + ' * ' if 'alpha' in b else ''}{right})"
+
+    def op_pad(self, name, b, node):
+        if "mode" in b and ast.unparse(b["mode"]) != "'constant'":
+            raise CannotTranslate(f"pad with mode {ast.unparse(b['mode'])}", node)
+        value = f", value={self.expr(b['value'])}" if "value" in b and ast.unparse(b["value"]) != "None" else ""
+        return f"{self.helper('pad')}({self.expr(b['input'])}, {self.expr(b['pad'])}{value})"
+
+    def op_norm(self, name, b, node):
+        """A vector's norm, of all elements where no axis is named."""
+        order = next((self.expr(b[k]) for k in ("p", "ord") if k in b), "None")
+        if "dim" not in b:
+            if "keepdim" in b:
+                raise CannotTranslate("a norm of all elements that keeps axes", node)
+            return f"jnp.linalg.norm({self.expr(b['input'])}.reshape(-1), ord={order})"
+        keep = f", keepdims={self.expr(b['keepdim'])}" if "keepdim" in b else ""
+        return f"jnp.linalg.norm({self.expr(b['input'])}, ord={order}, axis={self.expr(b['dim'])}{keep})"
 
     def op_gelu(self, name, b, node):
         approximate = "approximate" in b and ast.literal_eval(b["approximate"]) == "tanh"
@@ -707,8 +732,13 @@ class Rewriter:
         if self._boolean_index(target.slice) and method == "set":
             if isinstance(target.slice, ast.Tuple):
                 raise CannotTranslate("assignment through a mask and other indices", node)
-            mask = self.expr(target.slice)
+            if isinstance(node, ast.Assign) and self.facts.may_be_array(node.value) and self.facts.rank(node.value) != 0:
+                raise CannotTranslate("values put where a mask holds: how many depends on values", node, "write it with jnp.where over the whole array")
+            mask, missing = self.expr(target.slice), (self.facts.rank(target.value) or 0) - (self.facts.rank(target.slice) or 0)
+            mask = f"{mask}[{', '.join(['...', *['None'] * missing])}]" if missing > 0 and self.facts.rank(target.slice) else mask
             return f"{base} = jnp.where({mask}, {value}, {base})"
+        if isinstance(node, ast.Assign) and self.facts.is_array(node.value) and {self.number(node.value), self.number(target.value)} in ({"i", "f"}, {"b", "f"}, {"b", "i"}):
+            value = f"{value}.astype({base}.dtype)"
         return f"{base} = {base}.at[{self.index(target.slice)}].{method}({value})"
 
     def s_AugAssign(self, node, indent):
@@ -726,6 +756,11 @@ class Rewriter:
         if self.facts.is_array(load) and left == self.target(node.target) and right == value and isinstance(node.target, ast.Name):
             return [f"{indent}{left} {operators[type(node.op)]}= {value}"]
         return [f"{indent}{self.target(node.target)} = {left} {operators[type(node.op)]} {right}"]
+
+    def _read_after(self, name: str, node) -> bool:
+        """Something behind the node reads the name."""
+        end = (node.end_lineno, node.end_col_offset)
+        return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) and (n.lineno, n.col_offset) >= end for n in ast.walk(self.folded.node) if hasattr(n, "lineno"))
 
     def _in_place(self, call) -> bool:
         func = call.func
