@@ -44,9 +44,26 @@ def to_numpy(tensor) -> np.ndarray:
     return tensor.cpu().clone().numpy()
 
 
-def short_name(name: str, prefix: str) -> str:
-    """A module path as the lab writes it: without the base model's prefix."""
-    return name[len(prefix) + 1 :] if prefix and name.startswith(prefix + ".") else name
+def short_name(name: str, prefix: str, layers: str = "") -> str:
+    """A module path as the lab writes it: without the prefix of the model that runs the layers, which are called `layers` whatever the reference calls them."""
+    if layers and (name == layers or name.startswith(layers + ".")):
+        return "layers" + name[len(layers) :]
+    parts = prefix.split(".") if prefix else []
+    for end in range(len(parts), 0, -1):
+        begin = ".".join(parts[:end]) + "."
+        if name.startswith(begin):
+            return name[len(begin) :]
+    return name
+
+
+def layers_path(model) -> str:
+    """The path of the list that holds the decoder's layers, "" when no list is as long as the config says."""
+    import torch
+
+    config = model.config.get_text_config(decoder=True)
+    count = getattr(config, "num_hidden_layers", None)
+    lists = [(sum(1 for _ in module.modules()), path) for path, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    return max(lists)[1] if lists else ""
 
 
 def _tensors(value):
@@ -170,14 +187,16 @@ def modeling_modules(model) -> list:
 @contextmanager
 def recording(model):
     """Record one forward of `model` (a transformers causal LM) into the `Capture` that this yields; every hook and wrapper is gone afterwards."""
-    recorder, prefix = _Recorder(model), getattr(model, "base_model_prefix", "")
+    recorder, layers = _Recorder(model), layers_path(model)
+    prefix = layers.rpartition(".")[0] or getattr(model, "base_model_prefix", "")
+    spine = {".".join(prefix.split(".")[:end]) for end in range(len(prefix.split(".")) + 1)}
     recorder.capture.model_class = type(model)
     handles, replaced = [], []
     try:
         for path, module in model.named_modules():
-            if path in ("", prefix):
+            if path in spine:
                 continue
-            name = short_name(path, prefix)
+            name = short_name(path, prefix, layers)
             recorder.capture.classes[name] = type(module)
             if next(module.parameters(recurse=False), None) is not None:
                 recorder.capture.weighted.add(name)
