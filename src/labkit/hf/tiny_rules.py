@@ -152,12 +152,12 @@ def tiny_values(defaults: dict) -> dict:
 
 
 def _layer_sizes(own: dict) -> dict:
-    """Sizes of a layer that differ from the rest's; what is equal or a sum in the default stays so."""
+    """Sizes of a layer that differ from the rest's; heads stay as many as keys have, and a head the sum of its parts."""
     sizes = {key: SIZES[key] - 2 if key in SIZES else value for key, value in own.items()}
     if own.get("num_key_value_heads") == own.get("num_attention_heads") is not None:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    if "qk_rope_head_dim" in own and own.get("head_dim") == own["qk_rope_head_dim"] + own.get("qk_nope_head_dim", 0):
-        sizes["head_dim"] = sizes["qk_rope_head_dim"] + sizes["qk_nope_head_dim"]
+    if "qk_nope_head_dim" in own:
+        sizes["head_dim"] = sizes["qk_nope_head_dim"] + sizes.get("qk_rope_head_dim", SIZES["qk_rope_head_dim"])
     return sizes
 
 

@@ -8,6 +8,7 @@ def fill_weights(network, seed: int) -> None:
     Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual.
     Vectors, and matrices that the reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus
     noise, so a norm weight is near 1 (or 0) and never equal to it.
+    Buffers that the constructor computes (decays of a linear attention) stay as they are: they depend on each other.
     """
     import torch
 
@@ -19,6 +20,7 @@ def fill_weights(network, seed: int) -> None:
     embeddings = {id(module.weight) for module in network.modules() if isinstance(module, torch.nn.Embedding)}
     head = getattr(network.get_output_embeddings(), "weight", None)
     saved = network.state_dict(keep_vars=True)
+    buffers = {id(buffer) for buffer in network.buffers()}
     seen = set()
     with torch.no_grad():
         for name in sorted(saved):
@@ -26,12 +28,14 @@ def fill_weights(network, seed: int) -> None:
             if not value.is_floating_point() or value.data_ptr() in seen or value.numel() == 0:
                 continue
             seen.add(value.data_ptr())
+            if id(value) in buffers and value.unique().numel() > 2:
+                continue
             if id(value) in embeddings:
                 value.copy_(normal(value.shape) * (0.3 if value is head else 1.0))
             elif value.ndim >= 2 and _drawn_at_random(value):
                 value.copy_(normal(value.shape) / _fan_in(name, value) ** 0.5)
             else:
-                value.copy_(value * (1 + 0.2 * normal(value.shape)) + 0.25 * normal(value.shape))
+                value.copy_(value * (1 + 0.2 * normal(value.shape)) + 0.25 * _unit(value) * normal(value.shape))
         _as_loading_leaves_them(network, saved)
 
 
@@ -45,6 +49,12 @@ def _as_loading_leaves_them(network, saved) -> None:
             network._init_weights(module)
     for value in distinct:
         del value._is_hf_initialized
+
+
+def _unit(value) -> float:
+    """1, and for a small constant that the reference divides by (a scaled parameter) that constant."""
+    first = abs(float(value.flatten()[0]))
+    return first if 0.005 < first < 0.25 and bool((value == value.flatten()[0]).all()) else 1.0
 
 
 def _drawn_at_random(value) -> bool:

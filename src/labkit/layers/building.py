@@ -13,7 +13,7 @@ from labkit.layers.precision import wide_dtype
 from labkit.layers.sharding import Sharding, construction, default_mesh
 from labkit.layers.stack import make_stack
 from labkit.layers.torch_modules import TransposedLinear
-from labkit.layers.variables import Buffer, Constant, value
+from labkit.layers.variables import Buffer, Constant, Table, value
 
 read = value
 """What emitted code calls `value`, whose name modeling files give to attention's values."""
@@ -144,4 +144,4 @@ def create_model(model_class, config, sharding_class, *, rngs: nnx.Rngs, mesh: j
         return model
 
 
-__all__ = ["Buffer", "Build", "Constant", "create_model", "read", "value"]
+__all__ = ["Buffer", "Build", "Constant", "Table", "create_model", "read", "value"]

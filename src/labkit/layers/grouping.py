@@ -44,6 +44,10 @@ class ExpertGroups:
         """Row times its expert's matrix: [rows, in], [experts, in, out] -> [rows, out]."""
         return grouped_matmul(rows, self.sizes[: w.shape[0]], w, self.block)
 
+    def expert(self, w) -> "ExpertMatrix":
+        """Each row's own matrix of w [experts, in, out], for products: `rows @ groups.expert(w)`."""
+        return ExpertMatrix(self, w)
+
     def take(self, b):
         """[experts, ...] -> [rows, ...]: what each row's expert holds, a bias for example."""
         return b[jnp.minimum(self.experts, self.num_experts - 1)]
@@ -60,6 +64,25 @@ class ExpertGroups:
         for choice in range(1, self.top_k):
             total = total + picked[:, choice]
         return total
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertMatrix:
+    """The matrix of a row's expert, where code is written for one expert: takes part in products and can be transposed."""
+
+    groups: ExpertGroups
+    w: jax.Array
+    transposed: bool = False
+
+    def __rmatmul__(self, rows):
+        return self.groups.linear(rows, self.w) if self.transposed else self.groups.matmul(rows, self.w)
+
+    @property
+    def T(self) -> "ExpertMatrix":
+        return dataclasses.replace(self, transposed=not self.transposed)
+
+    def swapaxes(self, axis1: int, axis2: int) -> "ExpertMatrix":
+        return self.T
 
 
 def linear_by_counts(rows, counts, w):

@@ -83,6 +83,26 @@ class LayerHandle:
         self._write("indexer", keys)
         return keys
 
+    def store_compression_weights(self, name: str, kv, gate, compress_rate: int):
+        """[batch, length, features] of both appended -> (kv, gate, 0): whole windows of all tokens so far, from the first on.
+
+        Windows that the tokens do not fill yet hold zeros: whoever reads what they are compressed to masks them by position.
+        """
+        if self.state is not None:
+            kv, gate = self._append(f"{name}_kv", kv), self._append(f"{name}_gate", gate)
+            self._write(f"{name}_kv", kv)
+            self._write(f"{name}_gate", gate)
+        usable = kv.shape[1] // compress_rate * compress_rate
+        return kv[:, :usable], gate[:, :usable], 0
+
+    def update_compressor_states(self, name: str, compressed):
+        """The entries of all windows: itself, since every call compresses them all."""
+        return compressed
+
+    def update_overlap_state(self, name: str, chunk_kv, chunk_gate, head_dim: int):
+        """(None, None): no window comes before the first."""
+        return None, None
+
     def _current(self, name: str):
         if self.state is None:
             return None

@@ -70,6 +70,13 @@ class Constant:
         return getattr(jnp.asarray(self.array), name)
 
 
+class Table(dict):
+    """A dictionary of plain values that a constructor fills: part of the graph definition, hashable by content."""
+
+    def __hash__(self):
+        return hash(repr(sorted(self.items(), key=repr)))
+
+
 def _binary(function, swapped: bool):
     def apply(self, other):
         mine = jnp.asarray(self.array)

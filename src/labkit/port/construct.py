@@ -190,6 +190,8 @@ class InitRewriter(Rewriter):
                 text = f"tuple({text})"
             if self.facts.is_array(node.value) and not self.facts.is_parameter(node.value) and not text.startswith(("build.", "Constant", "self.")):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
+            if isinstance(node.value, ast.Dict) and not node.value.keys:
+                text = f"{self.use('labkit.layers.building', 'Table')}()"
             self.attribute = ""
             return [f"{indent}self.{target.attr} = {text}"]
         lines = super().s_Assign(node, indent)

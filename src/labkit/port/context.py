@@ -202,6 +202,8 @@ class Context:
             return f"{rewriter.use('labkit.layers.decoding', 'report')}({rewriter.arguments(node)})"
         if name == "getattr":
             return self._getattr(rewriter, node)
+        if isinstance(func, ast.Attribute) and func.attr == "store_compression_weights":
+            return f"{rewriter.expr(func)}({rewriter.arguments(node)}, self.compress_rate)"
         product = rewrite_by_counts(rewriter, node)
         if product is not None:
             return product

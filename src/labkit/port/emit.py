@@ -241,6 +241,7 @@ class Emitter:
         else:
             base = self._base(symbol)
         lines = [f"class {symbol.name}({base}):" if base else f"class {symbol.name}:", f"    {self.cite(symbol.file, node.lineno)}", ""]
+        lines += self.class_values(node)
         own = [functions[k] for k in self.reached if functions[k].file == symbol.file and functions[k].cls == symbol.name]
         own.sort(key=lambda f: (f.node.name != "__init__", f.original.lineno))
         if not any(f.node.name == "__init__" for f in own) and level is not None:
@@ -278,6 +279,18 @@ class Emitter:
         if len(lines) == 3:
             lines.append("    pass")
         return lines
+
+    def class_values(self, node) -> list[str]:
+        """Plain values of a class's body that the emitted code reads as attributes."""
+        if not hasattr(self, "_read"):
+            self._read = {n.attr for k in self.reached for n in ast.walk(self.t.functions[k].node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+        found = {}
+        for statement in node.body:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+            value = getattr(statement, "value", None)
+            if isinstance(target, ast.Name) and target.id in self._read and isinstance(value, ast.Constant) and isinstance(value.value, (str, int, float)):
+                found[target.id] = value.value
+        return [*(f"    {name} = {value!r}" for name, value in found.items()), *([""] if found else [])]
 
     def _base(self, symbol) -> str:
         for base in self.t.program.bases(symbol.file, symbol.name):
@@ -326,9 +339,8 @@ class Emitter:
         lines = []
         for key in keys:
             rewriter = InitRewriter(self.t, self.t.functions[key])
-            for statement in self.t.functions[key].original.body:
-                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in {f"self.{name}" for name in read}:
-                    lines += [numpy_text(line) for line in rewriter.statement(statement, "        ")]
+            for statement in _about(self.t.functions[key].original.body, {f"self.{name}" for name in read}):
+                lines += [numpy_text(line) for line in rewriter.statement(statement, "        ")]
         return lines
 
     def rope_lines(self, folded) -> list[str]:
@@ -556,6 +568,25 @@ class Emitter:
             else:
                 lines.append(f"from {module} import {name}" + (f" as {alias}" if alias != name else ""))
         return lines
+
+
+def _about(body, wanted: set[str]) -> list:
+    """The statements that give these names and attributes, or elements of them, a value, and what they read, in the loops around them."""
+    kept = []
+    for statement in reversed(body):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if target is not None and ast.unparse(target.value if isinstance(target, ast.Subscript) else target) in wanted:
+            wanted |= names_in(statement.value)
+            kept.insert(0, statement)
+        elif isinstance(statement, ast.For):
+            inner = _about(statement.body, wanted)
+            if any(isinstance(s, ast.Assign) for s in inner):
+                wanted |= {ast.unparse(statement.iter)}
+                kept.insert(0, ast.copy_location(ast.For(statement.target, statement.iter, inner, []), statement))
+        elif isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            wanted |= names_in(statement.test)
+            kept.insert(0, statement)
+    return kept
 
 
 def _version() -> str:

@@ -652,7 +652,7 @@ class Folder:
                 return self._constant(node, True)
             node = self._cache_call(self._own_state(node))
         if name.split(".")[-1] == "dropout" and name.startswith(("F.", "nn.functional.", "torch.")):
-            return self._expr(node.args[0] if node.args else node.keywords[0].value, env)
+            return self._expr(node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "input"), env)
         if node.args and self._identity(node):
             return self._expr(node.args[0], env)
         node = clone(node)

@@ -99,12 +99,14 @@ def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] 
     loop = getattr(node, "experts", None)
     if loop is None:
         return None
-    weights = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and loop.expert in names_in(n.slice) and rewriter.facts.is_parameter(n.value)]
+    picked = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and loop.expert in names_in(n.slice)]
+    weights = [n for n in picked if rewriter.facts.is_parameter(n.value)] or [n for n in picked if rewriter.facts.is_array(n.value)]
     if not weights:
         raise CannotTranslate("a loop over experts without stacked weights", node)
     grouped = GroupedRewriter(rewriter, loop.expert, loop.token, loop.choice)
     groups = rewriter.use("labkit.layers.grouping", "group_tokens")
-    lines = [f"{indent}groups = {groups}({rewriter.expr(loop.chosen)}, {ast.unparse(weights[0].value)}.shape[0])"]
+    stacked = ast.unparse(weights[0].value) if rewriter.facts.is_parameter(weights[0].value) else rewriter.expr(weights[0].value)
+    lines = [f"{indent}groups = {groups}({rewriter.expr(loop.chosen)}, {stacked}.shape[0])"]
     for statement in node.body:
         if isinstance(statement, ast.Expr) and ast.unparse(statement.value.func).endswith(".index_add_"):
             lines.append(f"{indent}{loop.total} = groups.sum({grouped.expr(statement.value.args[2])})")
@@ -177,6 +179,12 @@ class GroupedRewriter(Rewriter):
                 return f"groups.weights({self.expr(node.value)})[:, 0]"
             raise CannotTranslate(f"rows of an expert picked as {ast.unparse(node)}", node)
         return super().x_Subscript(node)
+
+    def s_Assign(self, node, indent):
+        weight = self._weight(node.value)
+        if weight is not None and self.facts.rank(node.value) == 2:
+            return [f"{indent}{self.target(node.targets[0])} = groups.expert({weight})"]
+        return super().s_Assign(node, indent)
 
     def s_If(self, node, indent):
         """`if expert >= n: x = a else: ...`: both for all rows, then each row's own."""

@@ -21,10 +21,12 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Spine:
-    """levels: from the causal LM down. layers: the attribute of the last level that holds the stacked layers, or None when no list can be stacked."""
+    """levels: from the causal LM down. layers: the attribute of the last level that holds the stacked layers, or None when no list can be stacked.
+    apart: parts of the list run on their own, each layer finding its states by its index."""
 
     levels: tuple[Level, ...]
     layers: str | None
+    apart: bool = False
 
     @property
     def keys(self) -> dict[str, Level]:
@@ -78,7 +80,7 @@ def find_spine(program, facts: Facts, functions: dict) -> Spine:
     parts = owner.split(".") if owner else []
     paths = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
     levels = tuple(Level(path, _symbol(modules[0][path])) for path in paths)
-    return Spine(levels, attribute)
+    return Spine(levels, attribute, runs_apart(program, facts))
 
 
 def layer_list(iterated) -> str | None:
