@@ -182,10 +182,13 @@ def _refuse_incomplete(info: dict, path: Path):
 
 
 def _refuse_narrow(model, path: Path):
+    """A scalar constant that the source itself rounds (`torch.tensor(x, dtype=torch.bfloat16)`, saved nowhere) is part of the model's definition and may stay."""
     import torch
 
+    saved = set(model.state_dict())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and tensor.dtype is not torch.float64:
+        constant = name not in saved and tensor.numel() == 1
+        if tensor.is_floating_point() and tensor.dtype is not torch.float64 and not constant:
             raise LabError(
                 f"the exact reference keeps {name} in {str(tensor.dtype).removeprefix('torch.')}",
                 str(path),
