@@ -81,8 +81,8 @@ def _along(x, axis: int, index):
 
 
 def scatter(x, axis: int, index, source):
-    """`x` with `source` (an array shaped like `index`, or a number) at `index` along an axis (`Tensor.scatter`)."""
-    return x.at[_along(x, axis, index)].set(source)
+    """`x` with `source` (an array at least as large as `index`, or a number) at `index` along an axis (`Tensor.scatter`)."""
+    return x.at[_along(x, axis, index)].set(source[tuple(slice(n) for n in index.shape)] if jnp.ndim(source) else source)
 
 
 def scatter_add(x, axis: int, index, source):

@@ -31,9 +31,10 @@ _UNARY = {
     "reciprocal": "jnp.reciprocal",
     "atan": "jnp.arctan",
 }
+FLOATING = set("exp log log2 log1p expm1 sin cos tan tanh sqrt sinh cosh rsqrt sigmoid erf reciprocal atan".split())
+"""Functions of one argument that make floats of integers."""
+
 _BINARY = {
-    "add": "({input} + {other})",
-    "sub": "({input} - {other})",
     "mul": "({input} * {other})",
     "multiply": "({input} * {other})",
     "floor_divide": "({input} // {other})",
@@ -66,7 +67,8 @@ _BINARY = {
 
 OPS: dict[str, Op] = {
     **{name: _op("input", f"{call}({{input}})") for name, call in _UNARY.items()},
-    **{name: _op("input other alpha", template) for name, template in _BINARY.items()},
+    **{name: _op("input other", template) for name, template in _BINARY.items()},
+    **{name: _op("input other alpha", "@plus") for name in ("add", "sub")},
     **{name: _op("input other rounding_mode", "@div") for name in ("div", "divide", "true_divide")},
     "neg": _op("input", "(-{input})"),
     "negative": _op("input", "(-{input})"),
@@ -86,8 +88,8 @@ OPS: dict[str, Op] = {
     "all": _op("input dim keepdim", "jnp.all({input}{, axis=dim}{, keepdims=keepdim})"),
     "var": _op("input dim unbiased keepdim correction", "@variance"),
     "std": _op("input dim unbiased keepdim correction", "@variance"),
-    "norm": _op("input p dim keepdim", "jnp.linalg.norm({input}, ord={p|None}{, axis=dim}{, keepdims=keepdim})"),
-    "vector_norm": _op("input ord dim keepdim", "jnp.linalg.norm({input}, ord={ord|None}{, axis=dim}{, keepdims=keepdim})"),
+    "norm": _op("input p dim keepdim", "@norm"),
+    "vector_norm": _op("input ord dim keepdim", "@norm"),
     "logsumexp": _op("input dim keepdim", "jax.nn.logsumexp({input}, axis={dim}{, keepdims=keepdim})"),
     "argmax": _op("input dim keepdim", "jnp.argmax({input}{, axis=dim}{, keepdims=keepdim})"),
     "argmin": _op("input dim keepdim", "jnp.argmin({input}{, axis=dim}{, keepdims=keepdim})"),
@@ -146,7 +148,7 @@ OPS: dict[str, Op] = {
     "one_hot": _op("input num_classes", "jax.nn.one_hot({input}, {num_classes}, dtype=jnp.int32)"),
     "bincount": _op("input weights minlength", "jnp.bincount({input}, weights={weights|None}, length={minlength})"),
     "histc": _op("input bins min max", "jnp.bincount({input}.astype(jnp.int32), length={bins})"),
-    "pad": _op("input pad mode value", "{pad}({input}, {pad}{, value=value})"),
+    "pad": _op("input pad mode value", "@pad"),
     "einsum": _op("equation *operands", "@einsum"),
     "baddbmm": _op("input batch1 batch2 beta alpha", "@baddbmm"),
     "addmm": _op("input mat1 mat2 beta alpha", "@baddbmm"),
@@ -201,7 +203,7 @@ OPS: dict[str, Op] = {
     "zero": _op("input", "jnp.zeros_like({input})"),
     "fill": _op("input value", "jnp.full_like({input}, {value})"),
     "unfold": _op("input dimension size step", "{unfold}({input}, {dimension}, {size}, {step})"),
-    "searchsorted": _op("sorted_sequence input right", "jnp.searchsorted({sorted_sequence}, {input})"),
+    "searchsorted": _op("sorted_sequence input", "jnp.searchsorted({sorted_sequence}, {input})"),
     "view_as_complex": _op("input", "{view_as_complex}({input})"),
     "view_as_real": _op("input", "{view_as_real}({input})"),
     "polar": _op("abs angle", "jax.lax.complex({abs} * jnp.cos({angle}), {abs} * jnp.sin({angle}))"),
