@@ -6,18 +6,20 @@ import pytest
 
 from labkit.hf.source_record import SourceRecord
 from labkit.port.fold import GIVEN, VARIES, Const, join
-from labkit.port.program import SourceFile, node_key
 from tests.port import toy
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nfrom transformers.utils import logger, is_torchdynamo_compiling\n"
 
 
-def folded(tmp_path, body: str, more: str = "", record=None, signature="self, input_ids, attention_mask=None, labels=None, output_attentions=None, **kwargs") -> str:
+SIGNATURE = "self, input_ids, attention_mask=None, labels=None, output_attentions=None, **kwargs"
+
+
+def folded(tmp_path, body: str, more: str = "", record=None, signature=SIGNATURE) -> str:
     """The entry's forward after folding."""
     return toy.text_of(functions(tmp_path, body, more, record, signature)[f"{toy.ENTRY}.forward"])
 
 
-def functions(tmp_path, body, more="", record=None, signature="self, input_ids, attention_mask=None, labels=None, output_attentions=None, **kwargs"):
+def functions(tmp_path, body, more="", record=None, signature=SIGNATURE):
     lines = "\n".join(f"        {line}" for line in body.strip("\n").splitlines())
     text = f"{HEAD}{more}\nclass {toy.ENTRY}(nn.Module):\n    def forward({signature}):\n{lines}\n"
     return toy.fold(tmp_path, text, record)[0]
@@ -33,10 +35,19 @@ GONE = {
     "training": ("if self.training:\n    input_ids = input_ids * 2\nreturn input_ids", "return input_ids"),
     "training in a condition": ("if self.training and labels is not None:\n    input_ids = input_ids * 2\nreturn input_ids", "return input_ids"),
     "gradient checkpointing": ("if self.gradient_checkpointing:\n    return None\nelse:\n    return input_ids", "return input_ids"),
-    "an argument nobody gives": ("loss = None\nif labels is not None:\n    loss = self.loss(labels)\nreturn input_ids if loss is None else loss", "loss = None\nreturn input_ids"),
-    "output capture": ("outputs = () if output_attentions else None\nif outputs is not None:\n    outputs += (1,)\nreturn input_ids", "outputs = None\nreturn input_ids"),
+    "an argument nobody gives": (
+        "loss = None\nif labels is not None:\n    loss = self.loss(labels)\nreturn input_ids if loss is None else loss",
+        "loss = None\nreturn input_ids",
+    ),
+    "output capture": (
+        "outputs = () if output_attentions else None\nif outputs is not None:\n    outputs += (1,)\nreturn input_ids",
+        "outputs = None\nreturn input_ids",
+    ),
     "a check": ("if input_ids.shape[0] > 3:\n    raise ValueError('no')\nreturn input_ids", "return input_ids"),
-    "a check otherwise": ("if self.config.n == 1:\n    x = input_ids\nelse:\n    message = 'no'\n    raise ValueError(message)\nreturn x", "if self.config.n == 1:\n    x = input_ids\nreturn x"),
+    "a check otherwise": (
+        "if self.config.n == 1:\n    x = input_ids\nelse:\n    message = 'no'\n    raise ValueError(message)\nreturn x",
+        "if self.config.n == 1:\n    x = input_ids\nreturn x",
+    ),
     "asserts, warnings, docstrings": ("'doc'\nassert input_ids is not None\nlogger.warning_once('x')\nreturn input_ids", "return input_ids"),
     "other attention": ("if self.config._attn_implementation != 'eager':\n    return self.fast(input_ids)\nreturn input_ids", "return input_ids"),
     "compiling": ("if not is_torchdynamo_compiling():\n    return input_ids\nreturn None", "return input_ids"),
@@ -44,7 +55,10 @@ GONE = {
     "keywords that arrays do not have": ("return input_ids.to(torch.long, non_blocking=True)", "return input_ids.to(torch.long)"),
     "with and try": ("with torch.no_grad():\n    x = input_ids + 1\nreturn x", "x = input_ids + 1\nreturn x"),
     "a table of module level": ("if KIND == 'b':\n    return None\nreturn input_ids * KIND_SIZE", "return input_ids * 3"),
-    "kwargs that nobody gives": ("n = kwargs.get('n', 2)\nm = kwargs.pop('m', None)\nif m is None:\n    return input_ids * n\nreturn m", "n = 2\nm = None\nreturn input_ids * 2"),
+    "kwargs that nobody gives": (
+        "n = kwargs.get('n', 2)\nm = kwargs.pop('m', None)\nif m is None:\n    return input_ids * n\nreturn m",
+        "n = 2\nm = None\nreturn input_ids * 2",
+    ),
 }
 
 
@@ -126,38 +140,29 @@ def test_assignments_within_a_condition_come_before_it(tmp_path):
 
 
 def test_the_cache_is_always_there_and_layers_do_not_name_themselves(tmp_path):
-    more = "def layer(x, past_key_values, layer_idx):\n    if past_key_values is not None:\n        x, _ = past_key_values.update(x, x, layer_idx, {'a': 1})\n    return x\n"
+    more = "def layer(x, past_key_values, layer_idx):\n    if past_key_values is not None:\n"
+    more += "        x, _ = past_key_values.update(x, x, layer_idx, {'a': 1})\n    return x\n"
     found = functions(tmp_path, "return layer(input_ids, past_key_values, 0)", more, signature="self, input_ids, past_key_values=None")
     assert statements(toy.text_of(found["layer"])) == "x, _ = past_key_values.update(x, x)\nreturn x"
 
 
-def _recorded(tmp_path, body, kinds=(), tests=()) -> SourceRecord:
+def _recorded(tmp_path, body, **facts) -> SourceRecord:
     """A record of the entry's forward by the text of its nodes."""
     lines = "\n".join(f"        {line}" for line in body.splitlines())
-    toy.write(tmp_path, f"{HEAD}\nclass {toy.ENTRY}(nn.Module):\n    def forward(self, input_ids):\n{lines}\n")
-    record = SourceRecord(nodes={toy.FILE: {}}, tests={toy.FILE: {}})
-    for node in ast.walk(SourceFile(toy.FILE, tmp_path).tree):
-        if isinstance(node, ast.expr):
-            for text, values in kinds:
-                if ast.unparse(node) == text:
-                    record.nodes[toy.FILE][node_key(node)] = values
-            for text, values in tests:
-                if ast.unparse(node) == text:
-                    record.tests[toy.FILE][node_key(node)] = values
-    return record
+    return toy.known(tmp_path, f"{HEAD}\nclass {toy.ENTRY}(nn.Module):\n    def forward(self, input_ids):\n{lines}\n", **facts)
 
 
 @pytest.mark.parametrize("kind, left", [("module:Dropout", "return input_ids"), ("module:Linear", "return self.drop(input_ids)")])
 def test_a_module_is_dropped_by_what_it_is_and_not_by_its_name(tmp_path, kind, left):
     body = "return self.drop(input_ids)"
-    record = _recorded(tmp_path, body, kinds=[("self.drop", [kind])])
+    record = _recorded(tmp_path, body, kinds={"self.drop": [kind]})
     assert statements(folded(tmp_path, body, record=record, signature="self, input_ids")) == left
 
 
 @pytest.mark.parametrize("seen, left", [([True], "return input_ids"), ([False], "return input_ids * 2"), ([False, True], None)])
 def test_isinstance_is_what_the_runs_saw(tmp_path, seen, left):
     body = "if isinstance(self.act, nn.SiLU):\n    return input_ids\nreturn input_ids * 2"
-    record = _recorded(tmp_path, body, tests=[("isinstance(self.act, nn.SiLU)", seen)])
+    record = _recorded(tmp_path, body, tests={"isinstance(self.act, nn.SiLU)": seen})
     assert statements(folded(tmp_path, body, record=record, signature="self, input_ids")) == (left or body)
 
 

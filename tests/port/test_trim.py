@@ -85,7 +85,8 @@ def test_attributes_that_nobody_reads_are_not_set(tmp_path):
 
 
 def test_named_outputs_become_tuples_and_their_readings_places(tmp_path):
-    more = "from transformers.modeling_outputs import BaseModelOutput\ndef model(x):\n    return BaseModelOutput(last_hidden_state=x * 2, attentions=None, extra=x)\n"
+    more = "from transformers.modeling_outputs import BaseModelOutput\ndef model(x):\n"
+    more += "    return BaseModelOutput(last_hidden_state=x * 2, attentions=None, extra=x)\n"
     found = trimmed(tmp_path, "outputs = model(input_ids)\nreturn outputs.last_hidden_state + 1", more)
     assert body_of(found, "model") == "return x * 2" and body_of(found) == "outputs = model(input_ids)\nreturn outputs + 1"
     found = trimmed(tmp_path, "outputs = model(input_ids)\nreturn outputs.last_hidden_state + outputs.extra", more)
@@ -97,6 +98,9 @@ def test_the_entry_gives_logits_alone(tmp_path):
     assert body_of(trimmed(tmp_path, "return CausalLMOutput(loss=position_ids, logits=input_ids)", more)) == "return input_ids"
 
 
-@pytest.mark.parametrize("text, changes", [("x.add_(1)", True), ("seen.append(x)", True), ("cache.update(k, v)", True), ("x + y", False), ("f(x).sum(-1)", False), ("x.__len__()", False)])
+@pytest.mark.parametrize(
+    "text, changes",
+    [("x.add_(1)", True), ("seen.append(x)", True), ("cache.update(k, v)", True), ("x + y", False), ("f(x).sum(-1)", False), ("x.__len__()", False)],
+)
 def test_what_counts_as_a_change(text, changes):
     assert impure(ast.parse(text).body[0].value, Facts(SourceRecord())) == changes

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from labkit.hf.source_record import SourceRecord
 from labkit.port.context import Context
+from labkit.port.emit import Emitter
 from labkit.port.facts import Facts
-from labkit.port.fold import VARIES, Const, Folder
-from labkit.port.program import Program, Symbol
+from labkit.port.fold import VARIES, Folder
+from labkit.port.program import Program, SourceFile, Symbol, node_key
+from labkit.port.rewrite import Needs, Rewriter
 from labkit.port.spine import Level, Spine
 from labkit.port.trim import Trimmer
 
@@ -71,14 +73,45 @@ def observe(folder: Path, text: str, run) -> SourceRecord:
     return record
 
 
-def context(made: Program, record: SourceRecord, names, arguments: dict | None = None) -> Context:
-    """What the rewriting needs to know of the functions `names` of the file, folded and trimmed, their parameters kept."""
+def known(folder: Path, text: str, kinds: dict | None = None, tests: dict | None = None, **more) -> SourceRecord:
+    """A record by hand: text of an expression -> the kinds, or the truth values, that every one of that text has."""
+    write(folder, text)
+    record = SourceRecord(nodes={FILE: {}}, tests={FILE: {}}, **more)
+    for node in ast.walk(SourceFile(FILE, folder).tree):
+        if isinstance(node, (ast.expr, ast.arg)):
+            written = node.arg if isinstance(node, ast.arg) else ast.unparse(node)
+            for table, values in ((record.nodes, kinds), (record.tests, tests)):
+                if values and written in values:
+                    table[FILE][node_key(node)] = values[written]
+    return record
+
+
+def context(made: Program, record: SourceRecord, names, passes=lambda folded, facts: None) -> Context:
+    """What the rewriting needs to know of the functions `names` of the file, folded and trimmed, their parameters kept. passes run between the two."""
     facts = Facts(record)
     folder = Folder(made, facts)
     for name in names:
-        folder.add(f"{FILE}::{name}", {k: Const(v) for k, v in (arguments or {}).items()})
+        folder.add(f"{FILE}::{name}", {})
+    for folded in folder.functions.values():
+        passes(folded, facts)
     trimmer = Trimmer(folder.functions, facts, {f"{FILE}::{name}" for name in names})
     trimmer.run()
-    found = Context(made, facts, folder.functions, Spine((Level("", Symbol("class", FILE, ENTRY)),), None), trimmer)
-    found.reports, found.heads, found.parallel_plan, found.ropes, found.config_class = {}, {}, {}, set(), None
-    return found
+    return ready(Context(made, facts, folder.functions, Spine((Level("", Symbol("class", FILE, ENTRY)),), None), trimmer))
+
+
+def ready(context: Context) -> Context:
+    """With what `translate` adds."""
+    context.reports, context.heads, context.parallel_plan, context.ropes, context.config_class = {}, {}, {}, set(), None
+    return context
+
+
+def translated(context: Context, name: str) -> str:
+    """A function as the slice would have it, with the imports that it asked for. Raises CannotTranslate."""
+    context.needs = Needs(context.needs.taken)
+    folded = context.functions[f"{FILE}::{name}"]
+    body = Rewriter(context, folded).block(folded.node.body, "    ")
+    emitter = object.__new__(Emitter)
+    emitter.t = context
+    own = ["self"] if folded.cls else []
+    text = "\n".join([f"def {folded.node.name}({', '.join([*own, *filter(None, [emitter.signature(folded)])])}):", *body])
+    return "\n".join([*emitter.imports(), "", text, ""])

@@ -66,7 +66,7 @@ class Folded:
 
 GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
 CACHE_NAMES = {"cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
-DEAD_ATTRIBUTES = {"return_dict": True, "use_return_dict": True, "output_attentions": False, "output_hidden_states": False, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
+DEAD_ATTRIBUTES = {"is_cuda": False, "return_dict": True, "use_return_dict": True, "output_attentions": False, "output_hidden_states": False, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
 DEAD_CALLS = {
     "is_torchdynamo_compiling": False,
     "is_flash_attention_requested": False,
@@ -458,7 +458,9 @@ class Folder:
             if isinstance(value, Const) and isinstance(node.ctx, ast.Load):
                 return self._constant(node, value.value)
             if isinstance(value, Ref):
-                return ast.copy_location(ast.Name(value.symbol.name, ast.Load()), node), value
+                owner, _, method = value.symbol.name.rpartition(".")
+                made = ast.Attribute(ast.Name("self", ast.Load()), method, ast.Load()) if owner else ast.Name(method, ast.Load())
+                return ast.copy_location(made, node), value
             return node, value if value is GIVEN else self._or_observed(node, value)
         symbol = self.program.resolve(self._current.file, node.id)
         if symbol.kind in ("function", "class"):

@@ -168,7 +168,9 @@ class GroupedRewriter(Rewriter):
         used = names_in(node.slice)
         weight = self._weight(node)
         if weight is not None:
-            return f"groups.take({weight})"
+            return f"groups.{'expert' if self.facts.rank(node) == 2 else 'take'}({weight})"
+        if self._weight(node.value) is not None:
+            raise CannotTranslate(f"a part of an expert's weight: {ast.unparse(node)}", node)
         if self.token in used or self.choice in used:
             elements = [ast.unparse(e) for e in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
             if elements == [self.token]:

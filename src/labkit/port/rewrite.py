@@ -692,6 +692,8 @@ class Rewriter:
         if isinstance(node, ast.Starred):
             return f"*{self.target(node.value)}"
         if isinstance(node, ast.Attribute):
+            if not self.numpy and self.facts.modules(node.value):
+                raise CannotTranslate(f"{ast.unparse(node)} assigned while the model runs: a module's own state", node, "keep it in the layer's cache handle")
             return f"{self.expr(node.value)}.{node.attr}"
         return f"{self.expr(node.value)}[{self.index(node.slice)}]"
 
@@ -737,7 +739,8 @@ class Rewriter:
             mask, missing = self.expr(target.slice), (self.facts.rank(target.value) or 0) - (self.facts.rank(target.slice) or 0)
             mask = f"{mask}[{', '.join(['...', *['None'] * missing])}]" if missing > 0 and self.facts.rank(target.slice) else mask
             return f"{base} = jnp.where({mask}, {value}, {base})"
-        if isinstance(node, ast.Assign) and self.facts.is_array(node.value) and {self.number(node.value), self.number(target.value)} in ({"i", "f"}, {"b", "f"}, {"b", "i"}):
+        numbers = {self.number(node.value), self.number(target.value)} if isinstance(node, ast.Assign) and self.facts.is_array(node.value) else set()
+        if len(numbers) == 2 and numbers < {"b", "i", "f"}:
             value = f"{value}.astype({base}.dtype)"
         return f"{base} = {base}.at[{self.index(target.slice)}].{method}({value})"
 
@@ -759,8 +762,8 @@ class Rewriter:
 
     def _read_after(self, name: str, node) -> bool:
         """Something behind the node reads the name."""
-        end = (node.end_lineno, node.end_col_offset)
-        return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) and (n.lineno, n.col_offset) >= end for n in ast.walk(self.folded.node) if hasattr(n, "lineno"))
+        reads = [n for n in ast.walk(self.folded.node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) and hasattr(n, "lineno")]
+        return any((n.lineno, n.col_offset) >= (node.end_lineno, node.end_col_offset) for n in reads)
 
     def _in_place(self, call) -> bool:
         func = call.func
