@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def _check_head(config: HFConfig, tensors: TensorTable, path: Path) -> None:
         return
     if any(name.endswith(HEAD_NAMES) for name in tensors) or config.effective.get("tie_word_embeddings", True) is not False:
         return
-    if not _reference_has_separate_head(config):
+    heads = _reference_heads(config)
+    if not heads or any(name.endswith(heads) for name in tensors):
         return
     raise InputError(
         "The config says that input and output embeddings are not tied, and no tensor is an output head",
@@ -119,9 +121,11 @@ def _check_head(config: HFConfig, tensors: TensorTable, path: Path) -> None:
     )
 
 
-def _reference_has_separate_head(config: HFConfig) -> bool:
-    """True when the reference's file names its head lm_head (a few older families use other names)."""
+def _reference_heads(config: HFConfig) -> tuple[str, ...]:
+    """What the reference's file names the weight of its head: by the weights that it may tie, else `lm_head.weight` where it has that name. Empty for others."""
     from labkit.hf.architectures import modeling_file
 
     file = modeling_file(config.model_type)
-    return file is None or "lm_head" in file.read_text()
+    text = file.read_text() if file is not None else "lm_head"
+    tied = re.findall(r'_tied_weights_keys = \{\s*"([\w.]+)":', text)
+    return tuple(tied) + (("lm_head.weight",) if "lm_head" in text else ())
