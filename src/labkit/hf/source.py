@@ -122,7 +122,7 @@ def _check_head(config: HFConfig, tensors: TensorTable, path: Path) -> None:
 
 
 def _reference_heads(config: HFConfig) -> tuple[str, ...]:
-    """What the reference's file names the weight of its head: by the weights that it may tie, else `lm_head.weight` where it has that name. Empty for others."""
+    """What the reference's file names the weight of its head: by the weights that it may tie, else `lm_head.weight` where it has that name. Else none."""
     from labkit.hf.architectures import modeling_file
 
     file = modeling_file(config.model_type)

@@ -34,7 +34,8 @@ def _spread(function) -> None:
     names = [n.id for n in ast.walk(function) if isinstance(n, ast.Name)]
     for assign in assigns:
         name = assign.targets[0].id
-        uses = [n for n in ast.walk(function) if isinstance(n, ast.Call) for a in n.args if isinstance(a, ast.Starred) and isinstance(a.value, ast.Name) and a.value.id == name]
+        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+        uses = [call for call in calls for a in call.args if isinstance(a, ast.Starred) and ast.unparse(a.value) == name]
         if len(uses) == 1 and names.count(name) == 2:
             call = uses[0]
             call.args = [e for a in call.args for e in (assign.value.elts if isinstance(a, ast.Starred) and ast.unparse(a.value) == name else [a])]
