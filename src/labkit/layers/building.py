@@ -45,7 +45,9 @@ class Build:
         return wide_dtype(self.param_dtype) if wide else self.param_dtype
 
     def param(self, init, shape, axes=None, name: str = "", wide: bool = False) -> nnx.Param:
-        """A parameter of `shape` (a number for a vector). init: `jnp.ones`, `jnp.zeros`, "normal", a number, or any function of (shape, dtype). axes: logical axes, None: chosen by
+        """A parameter of `shape`, a number for a vector.
+
+        init: `jnp.ones`, `jnp.zeros`, "normal", a number, or any function of (shape, dtype). axes: logical axes, None: chosen by
         shape. wide: kept and computed in at least float32. Raises ValueError for another `init`."""
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), self._kept(wide)
         if init == "normal":

@@ -26,7 +26,8 @@ def _count(value) -> tuple[str, str] | None:
     """(cache, queries) of `queries + cache.get_seq_length()`."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         for length, call in ((value.left, value.right), (value.right, value.left)):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "get_seq_length" and ast.unparse(call.func.value) in CACHE_NAMES:
+            counts = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "get_seq_length"
+            if counts and ast.unparse(call.func.value) in CACHE_NAMES:
                 return ast.unparse(call.func.value), ast.unparse(length)
     return None
 
