@@ -98,11 +98,13 @@ BODIES = {
         1 + 2 + 7,
     ),
     "a value of the round alone": (
-        "for layer in self.layers:\n    twice = hidden_states + hidden_states\n    hidden_states = layer(twice, past_key_values=past_key_values)\nreturn hidden_states",
+        "for layer in self.layers:\n    twice = hidden_states + hidden_states\n"
+        "    hidden_states = layer(twice, past_key_values=past_key_values)\nreturn hidden_states",
         ((1 * 2 * 2) * 2 * 3 + 1) * 2 * 4 + 2,
     ),
     "the index picks from an array": (
-        "for i, layer in enumerate(self.layers):\n    hidden_states = layer(hidden_states, past_key_values=past_key_values) * self.scales[i]\nreturn hidden_states",
+        "for i, layer in enumerate(self.layers):\n    hidden_states = layer(hidden_states, past_key_values=past_key_values)\n"
+        "    hidden_states = hidden_states * self.scales[i]\nreturn hidden_states",
         ((1 * 2 * 3) * 3 + 1) * 5 * 4 * 7 + 2 * 7,
     ),
 }
@@ -118,7 +120,7 @@ def test_the_loop_is_a_step_that_the_runner_runs(tmp_path, name):
     scope = {}
     exec(text, scope)
     assert scope["forward"](Layers(), 1, Runner()) == result
-    wrong = text.replace("layer_step, hidden_states", "layer_step, 2 * hidden_states").replace("layer_step, total, hidden_states", "layer_step, 2 * total, hidden_states")
+    wrong = text.replace("layer_step, hidden_states", "layer_step, 2 * hidden_states")
     exec(wrong, scope)
     assert wrong != text and scope["forward"](Layers(), 1, Runner()) != result
 

@@ -13,7 +13,10 @@ from tests.port.test_fold import HEAD, statements
 
 def trimmed(tmp_path, body: str, more: str = "", init: str = "") -> dict:
     """Trimmed functions by qualified name."""
-    indent = lambda text: "\n".join(f"        {line}" for line in text.strip("\n").splitlines())
+
+    def indent(text):
+        return "\n".join(f"        {line}" for line in text.strip("\n").splitlines())
+
     made = f"    def __init__(self, config):\n        super().__init__()\n{indent(init)}\n" if init else ""
     return toy.trim(tmp_path, f"{HEAD}{more}\nclass {toy.ENTRY}(nn.Module):\n{made}    def forward(self, input_ids, position_ids=None):\n{indent(body)}\n")
 
