@@ -211,9 +211,8 @@ class _Subject:
         return _call()(graphdef, state, tokens, segment_ids, cache, scan=scan)
 
     def prefill(self) -> float:
-        """2 x 40 tokens in segments of their own, and 1 x 100 without."""
-        short = self.call(self.tokens[:, :PREFILL], np.ones((2, PREFILL), np.int32))
-        return max(relative_error(short, self.wanted(2, PREFILL)), relative_error(self.call(self.tokens[:1]), self.wanted(1, LONG)))
+        """2 x 100 tokens."""
+        return relative_error(self.call(self.tokens, np.ones((2, LONG), np.int32)), self.wanted(2, LONG))
 
     def decode(self) -> float:
         """2 x 7 tokens into the cache, then five single ones: each against the reference's full forward of all tokens up to there."""
@@ -230,9 +229,9 @@ class _Subject:
 
     def padding(self):
         """Row 0 left-padded: the full forward, then through the cache; real tokens only. The note says when the reference itself is moved by padding."""
-        mask = _mask(2, PREFILL, PREFILL - 24)
-        ours = self.call(self.tokens[:, :PREFILL], mask)
-        errors = [relative_error(ours, self.wanted(2, PREFILL, PREFILL - 24), mask)]
+        mask = _mask(2, LONG, LONG - 24)
+        ours = self.call(self.tokens, mask)
+        errors = [relative_error(ours, self.wanted(2, LONG, LONG - 24), mask)]
         cached = np.concatenate(self.feed([FIRST] + [1] * SINGLE, _mask(2, FIRST, PAD)), 1)
         length = FIRST + SINGLE
         errors.append(relative_error(cached, self.wanted(2, length, PAD), _mask(2, length, PAD)))
@@ -242,6 +241,7 @@ class _Subject:
 
     def feed(self, pieces: list[int], first_segments=None) -> list[np.ndarray]:
         """Logits [2, piece, vocab] of each piece through one cache with slots to spare."""
+        first_segments = np.ones((2, pieces[0]), np.int32) if first_segments is None else first_segments
         cache, start, parts = self.model.init_cache(2, PREFILL + 3), 0, []
         for index, piece in enumerate(pieces):
             logits, cache = self.call(self.tokens[:, start : start + piece], first_segments if index == 0 else None, cache)
@@ -251,8 +251,8 @@ class _Subject:
 
     def loop(self) -> float:
         """The layers by a loop against the same by a scan."""
-        segments = np.ones((2, PREFILL), np.int32)
-        return relative_error(self.call(self.tokens[:, :PREFILL], segments, scan=False), self.call(self.tokens[:, :PREFILL], segments))
+        segments = np.ones((2, LONG), np.int32)
+        return relative_error(self.call(self.tokens, segments, scan=False), self.call(self.tokens, segments))
 
     def round_trip(self, folder: Path) -> None:
         """To Orbax and back, scanned and unscanned, bit for bit."""
@@ -281,8 +281,8 @@ class _Subject:
         if whole:
             raise GateError(f"{len(whole)} large weights are on every device whole, such as {', '.join(whole[:3])}")
         with jax.set_mesh(mesh):
-            ours = self.call(self.tokens[:, :PREFILL], np.ones((2, PREFILL), np.int32), model=model)
-        return relative_error(ours, self.wanted(2, PREFILL))
+            ours = self.call(self.tokens, np.ones((2, LONG), np.int32), model=model)
+        return relative_error(ours, self.wanted(2, LONG))
 
 
 def unsharded(model) -> list[str]:
