@@ -12,13 +12,15 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from labkit.hf.exact import exact_mode
-from labkit.layers.grouping import group_tokens
+from labkit.layers.grouping import group_tokens, linear_by_counts
 
 EXPERTS, HIDDEN, WIDTH, TOP_K, TOKENS = 6, 10, 14, 3, 23
 RANDOM = np.random.RandomState(1)
 X, INDEX = RANDOM.randn(TOKENS, HIDDEN), np.stack([RANDOM.permutation(EXPERTS - 1)[:TOP_K] for _ in range(TOKENS)])
 WEIGHTS = RANDOM.rand(TOKENS, TOP_K)
 GATE_UP, DOWN = RANDOM.randn(EXPERTS, 2 * WIDTH, HIDDEN), RANDOM.randn(EXPERTS, HIDDEN, WIDTH)
+
+DOWN_T = RANDOM.randn(EXPERTS, WIDTH, HIDDEN)
 
 
 def gated(x, index, weights, gate_up, down):
@@ -97,3 +99,31 @@ def test_few_and_many_tokens(tokens):
         groups = group_tokens(jnp.asarray(index, jnp.int32), EXPERTS)
         want = np.einsum("th,tkoh->to", x, DOWN.swapaxes(1, 2)[index])
         np.testing.assert_allclose(groups.sum(groups.linear(groups.rows(jnp.asarray(x)), jnp.asarray(DOWN.swapaxes(1, 2)))), want, rtol=0, atol=1e-12)
+
+
+def test_rows_by_counts_meet_the_matrix_of_their_expert():
+    counts = np.bincount(INDEX.reshape(-1), minlength=EXPERTS)
+    rows = np.repeat(X, TOP_K, 0)
+    with torch.no_grad():
+        parts = torch.from_numpy(rows).split(counts.tolist(), 0)
+        expected = torch.cat([torch.nn.functional.linear(part, torch.from_numpy(w)) for part, w in zip(parts, DOWN_T)]).numpy()
+    with jax.enable_x64(True):
+        found = linear_by_counts(jnp.asarray(rows), jnp.asarray(counts, jnp.int32), jnp.asarray(DOWN_T))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        shifted = linear_by_counts(jnp.asarray(rows), jnp.asarray(np.roll(counts, 1), jnp.int32), jnp.asarray(DOWN_T))
+        assert np.abs(shifted - expected).max() > 1e-3
+
+
+def test_an_experts_matrix_takes_part_in_products():
+    groups = group_tokens(jnp.asarray(INDEX, jnp.int32), EXPERTS)
+    rows = groups.rows(jnp.asarray(X))
+    w = groups.expert(jnp.asarray(DOWN_T))
+    assert jnp.array_equal(rows @ w.T, groups.linear(rows, jnp.asarray(DOWN_T)))
+    assert jnp.array_equal(rows @ groups.expert(jnp.asarray(DOWN_T.swapaxes(1, 2))), groups.matmul(rows, jnp.asarray(DOWN_T.swapaxes(1, 2))))
+
+
+def test_rows_of_experts_past_the_last_matrix_are_zero():
+    groups = group_tokens(jnp.asarray(INDEX, jnp.int32), EXPERTS)
+    found = groups.linear(groups.rows(jnp.asarray(X)), jnp.asarray(DOWN_T[:2]))
+    past = np.asarray(groups.experts) >= 2
+    assert past.any() and not np.asarray(found)[past].any() and np.asarray(found)[~past].any()

@@ -100,6 +100,7 @@ def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] 
     if loop is None:
         return None
     picked = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript) and loop.expert in names_in(n.slice)]
+    picked.sort(key=lambda n: (n.lineno, n.col_offset))
     weights = [n for n in picked if rewriter.facts.is_parameter(n.value)] or [n for n in picked if rewriter.facts.is_array(n.value)]
     if not weights:
         raise CannotTranslate("a loop over experts without stacked weights", node)
