@@ -80,6 +80,12 @@ def _along(x, axis: int, index):
     return tuple(grid)
 
 
+def gather(x, axis: int, index):
+    """The elements of `x` at `index` along an axis; the other axes as far as `index` goes, which never broadcasts (`Tensor.gather`)."""
+    axis %= x.ndim
+    return jnp.take_along_axis(x[tuple(slice(None) if a == axis else slice(n) for a, n in enumerate(index.shape))], index, axis=axis)
+
+
 def scatter(x, axis: int, index, source):
     """`x` with `source` (an array at least as large as `index`, or a number) at `index` along an axis (`Tensor.scatter`)."""
     return x.at[_along(x, axis, index)].set(source[tuple(slice(n) for n in index.shape)] if jnp.ndim(source) else source)

@@ -127,7 +127,7 @@ OPS: dict[str, Op] = {
     "narrow": _op("input dim start length", "jax.lax.dynamic_slice_in_dim({input}, {start}, {length}, axis={dim})"),
     "select": _op("input dim index", "jnp.take({input}, {index}, axis={dim})"),
     "index_select": _op("input dim index", "jnp.take({input}, {index}, axis={dim})"),
-    "gather": _op("input dim index", "jnp.take_along_axis({input}, {index}, axis={dim})"),
+    "gather": _op("input dim index", "{gather}({input}, {dim}, {index})"),
     "take_along_dim": _op("input indices dim", "jnp.take_along_axis({input}, {indices}, axis={dim})"),
     "scatter": _op("input dim index src value", "@scatter"),
     "scatter_add": _op("input dim index src", "{scatter_add}({input}, {dim}, {index}, {src})"),
@@ -219,7 +219,7 @@ OPS: dict[str, Op] = {
 HELPERS = {
     name: "labkit.layers.functional"
     for name in (
-        *("softplus", "split", "pad", "expand", "unflatten", "unbind", "scatter", "scatter_add", "index_add", "index_copy"),
+        *("softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
         *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
     )
 } | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"}
