@@ -46,7 +46,7 @@ def _exclusion(model_type: str, architecture: str, configs) -> str | None:
         return f"{architecture} is not a causal LM alone"
     try:
         config = config_class()
-    except Exception as error:  # noqa: BLE001 - a class that refuses its own defaults
+    except Exception as error:
         return f"its config class cannot be built without arguments ({type(error).__name__})"
     if getattr(config, "is_encoder_decoder", False):
         return "half of a sequence-to-sequence model"

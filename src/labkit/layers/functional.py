@@ -15,6 +15,11 @@ def identity(x):
     return x
 
 
+def softmax(x, axis: int = -1):
+    """In the dtype of `x`, computed in at least float32 and rounded once, as torch does it."""
+    return jax.nn.softmax(widen(x), axis=axis).astype(x.dtype)
+
+
 def softplus(x, beta=1.0, threshold=20.0):
     """log(1 + exp(beta x)) / beta, and x itself where beta x exceeds `threshold` (`torch.nn.functional.softplus`)."""
     scaled = x * beta

@@ -130,7 +130,9 @@ class InitRewriter(Rewriter):
         if name.startswith("torch."):
             op = name.removeprefix("torch.")
             if op in _CREATORS:
-                return _CREATORS[op], self._shape(node.args, node)
+                # A matrix of zeros is a placeholder for what the reference draws afterwards: a router of zeros would send every token to the first experts.
+                matrix = op == "zeros" and (self.facts.rank(node) or 0) > 1
+                return '"normal"' if matrix else _CREATORS[op], self._shape(node.args, node)
             if op == "full":
                 return self.expr(node.args[1]), self._shape(node.args[:1], node)
             if op in ("normal",):
@@ -147,7 +149,8 @@ class InitRewriter(Rewriter):
         created = self._created(inner)
         name = f", name={self.attribute!r}" if self.attribute else ""
         if created is not None:
-            return f"build.param({created[0]}, {created[1]}{name})"
+            axes = self.t.axes(self.folded, self.attribute, raw=True)
+            return f"build.param({created[0]}, {created[1]}{f', axes={axes!r}' if axes else ''}{name})"
         value = super().expr(inner)
         return f"build.parameter({value}{name})"
 

@@ -12,8 +12,8 @@ from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
 from labkit.port.reported import REPORT
 from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
-from labkit.port.trim import sets_attributes
 from labkit.port.time_loop import rewrite_time_loop
+from labkit.port.trim import sets_attributes
 
 MASKS = "labkit.layers.masks"
 _MASK_KEYS = {"or_mask_function", "and_mask_function", "block_sequence_ids"}

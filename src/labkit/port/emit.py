@@ -72,14 +72,17 @@ class Emitter:
                     wanted += getattr(node, "callees", [])
         return {k for k in self.reached if k not in forward and not k.endswith("__init__")}
 
-    def axes(self, folded, attribute):
-        """Logical axes of a linear layer's kernel, from the reference's parallel plan and the shapes of the first recorded model."""
+    def axes(self, folded, attribute, raw: bool = False):
+        """Logical axes of a linear layer's kernel, or of a raw parameter, from the reference's parallel plan and the shapes of the first recorded model."""
         from labkit.port.shard_axes import axes_for
 
         modules, state, config = (getattr(self.t.facts.record, n)[0] for n in ("modules", "state", "config"))
         hidden = config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0
         for path, cls in modules.items():
             child = f"{path}.{attribute}".lstrip(".")
+            if raw and cls.startswith(f"{folded.file}::{folded.cls}") and child in state:
+                shape = tuple(state[child][1])
+                return axes_for(child, shape, hidden, config.get("vocab_size") or 0, self.t.parallel_plan, linear=False) if len(shape) > 1 else None
             if cls.startswith(f"{folded.file}::{folded.cls}") and f"{child}.weight" in state:
                 shape = tuple(state[f"{child}.weight"][1])
                 if len(shape) == 2:
@@ -111,7 +114,7 @@ class Emitter:
 
         self.t.unusual = unusual(self.t, body)
         lines = [f'"""{self.model_type}, translated from transformers {_version()} `{self.tree.file.relative_to(self.t.program.folder).as_posix()}`.', ""]
-        lines += ["Unusual: " + "; ".join(self.t.unusual) + "." if self.t.unusual else "Unusual: nothing that a plain decoder lacks."]
+        lines += ["Unusual: " + "; ".join(self.t.unusual) + "." if self.t.unusual else "Unusual: nothing that the translator looks for."]
         return [*lines, '"""', ""]
 
     def _symbols(self) -> list[Symbol]:
@@ -131,7 +134,7 @@ class Emitter:
             for cls in modules.values():
                 if "::" in cls and not cls.startswith("external::") and cls not in found:
                     path, _, name = cls.partition("::")
-                    if any(k.startswith((f"{b.key}.")) for b in self.t.program.bases(path, name) for k in self.reached):
+                    if any(k.startswith(f"{b.key}.") for b in self.t.program.bases(path, name) for k in self.reached):
                         symbol = Symbol("class", path, name)
                         found[cls] = (path, self.t.program.node(symbol).lineno, symbol)
         entry = self.t.program.entry
@@ -155,8 +158,12 @@ class Emitter:
             return "\n".join(self.function(self.t.functions[symbol.key], ""))
         return "\n".join(self.class_lines(symbol))
 
-    def cite(self, file, line) -> str:
-        return f'"""{file}:{line}."""'
+    def cite(self, file, line, node=None) -> str:
+        """The docstring of what is emitted: the first line of the reference's, and where it stands."""
+        text = (ast.get_docstring(node) or "").strip().splitlines() if node is not None else []
+        first = text[0].strip() if text else ""
+        plain = first and len(first) < 110 and '"' not in first and "\\" not in first
+        return f'"""{first.rstrip(".")}. {file}:{line}."""' if plain else f'"""{file}:{line}."""'
 
     def signature(self, folded, extra="") -> str:
         args = folded.original.args
@@ -228,7 +235,7 @@ class Emitter:
             body = [numpy_text(line) for line in body]
         lines = [f"{indent}@staticmethod"] if static else [f"{indent}@property"] if prop else []
         lines.append(f"{indent}def {name or folded.node.name}({signature}):")
-        lines.append(f"{indent}    {self.cite(folded.file, folded.original.lineno)}")
+        lines.append(f"{indent}    {self.cite(folded.file, folded.original.lineno, folded.original)}")
         return lines + body
 
     def class_lines(self, symbol: Symbol) -> list[str]:
@@ -240,7 +247,7 @@ class Emitter:
             base = self.t.spine.levels[index + 1].symbol.name
         else:
             base = self._base(symbol)
-        lines = [f"class {symbol.name}({base}):" if base else f"class {symbol.name}:", f"    {self.cite(symbol.file, node.lineno)}", ""]
+        lines = [f"class {symbol.name}({base}):" if base else f"class {symbol.name}:", f"    {self.cite(symbol.file, node.lineno, node)}", ""]
         lines += self.class_values(node)
         own = [functions[k] for k in self.reached if functions[k].file == symbol.file and functions[k].cls == symbol.name]
         own.sort(key=lambda f: (f.node.name != "__init__", f.original.lineno))

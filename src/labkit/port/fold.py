@@ -844,7 +844,7 @@ class Folder:
             return Const(node.value)
         if isinstance(node, ast.Name) and node.id in env:
             value = env[node.id]
-            return value if not (value is VARIES) else self._or_observed(node, VARIES)
+            return value if value is not VARIES else self._or_observed(node, VARIES)
         if isinstance(node, ast.Name):
             symbol = self.program.resolve(self._current.file, node.id)
             return Ref(symbol) if symbol.kind in ("function", "class") else VARIES

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import re
 
 from labkit.port.rewrite import CannotTranslate
 
@@ -13,6 +14,7 @@ def body_fingerprint(folded) -> str:
     body = "\n".join(ast.unparse(s) for s in folded.node.body)
     for spelled, plain in ((".contiguous()", ""), ("nn.functional.softmax", "F.softmax"), ("torch.nn.functional", "F")):
         body = body.replace(spelled, plain)
+    body = re.sub(r"if attention_mask is not None:\n\s+(attn_weights = attn_weights \+ attention_mask)", r"\1", body)
     return hashlib.sha256(body.encode()).hexdigest()[:12]
 
 

@@ -5,7 +5,8 @@ import ast
 
 def remove_leftovers(text: str) -> str:
     """The module's text without them; comments are not expected in it."""
-    tree = ast.parse(text)
+    tree = _Casts().visit(ast.parse(text))
+    _drop_unread_attributes(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             for _ in range(4):
@@ -13,7 +14,73 @@ def remove_leftovers(text: str) -> str:
                 _clean(node)
                 if ast.dump(node) == before:
                     break
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return "\n".join(map(_bare_tuple, ast.unparse(ast.fix_missing_locations(tree)).splitlines())) + "\n"
+
+
+class _Casts(ast.NodeTransformer):
+    """`x.astype(x.dtype)` is x; `widen(jnp.asarray(x, wide))` is wide already."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr == "astype" and len(node.args) == 1 and ast.unparse(node.args[0]) == f"{ast.unparse(func.value)}.dtype":
+            return func.value
+        if isinstance(func, ast.Name) and func.id == "widen" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
+            inner = node.args[0]
+            if ast.unparse(inner.func) == "jnp.asarray" and len(inner.args) == 2 and ast.unparse(inner.args[1]).startswith("wide_dtype("):
+                return inner
+        return node
+
+
+def _drop_unread_attributes(tree: ast.Module) -> None:
+    """`self.x = value` in constructors, where no code of the module reads an x and the value makes no module, parameter or constant."""
+    for _ in range(4):
+        read = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and ast.unparse(n.value) != "config"}
+        read |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        changed = False
+        for cls in [n for n in tree.body if isinstance(n, ast.ClassDef)]:
+            own = {n.attr for n in ast.walk(cls) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and ast.unparse(n.value) == "self"}
+            derived = any(isinstance(b, ast.Name) and b.id == cls.name for other in tree.body if isinstance(other, ast.ClassDef) for b in other.bases)
+            for init in [m for m in cls.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]:
+                kept = []
+                for statement in init.body:
+                    unread = _unread(statement, read, own, derived or any(isinstance(b, ast.Name) and b.id != "nnx" for b in cls.bases))
+                    changed |= unread
+                    kept += [] if unread else [statement]
+                init.body = kept or [ast.Pass()]
+        if not changed:
+            return
+
+
+def _unread(statement, read: set[str], own: set[str], shared: bool) -> bool:
+    if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Attribute)):
+        return False
+    target = statement.targets[0]
+    if ast.unparse(target.value) != "self" or any(isinstance(n, ast.Name) and n.id in ("build", "nnx") for n in ast.walk(statement.value)):
+        return False
+    if target.attr == "config":
+        return not shared and "config" not in own
+    return target.attr not in read
+
+
+def _bare_tuple(line: str) -> str:
+    """`return (a, b)` and `a, b = (x, y)` without the parentheses that unparsing adds."""
+    stripped = line.lstrip()
+    for lead in ("return ", " = "):
+        at = stripped.find(lead)
+        if at < 0 or (lead == "return " and at != 0):
+            continue
+        head, value = stripped[: at + len(lead)], stripped[at + len(lead) :]
+        if not (value.startswith("(") and value.endswith(")")) or (lead == " = " and "(" in head):
+            continue
+        try:
+            node = ast.parse(value, mode="eval").body
+            bare = ast.parse(value[1:-1], mode="eval").body
+        except SyntaxError:
+            continue
+        if isinstance(node, ast.Tuple) and isinstance(bare, ast.Tuple) and len(node.elts) > 1 and not any(isinstance(e, ast.Starred) for e in node.elts):
+            return line[: len(line) - len(stripped)] + head + value[1:-1]
+    return line
 
 
 def _join_names(body: list) -> None:
@@ -29,8 +96,18 @@ def _join_names(body: list) -> None:
                 body.remove(second)
 
 
+def _join_return(body: list) -> None:
+    """`x = f(y)` and `return x` right after it as `return f(y)`."""
+    if len(body) > 1 and isinstance(body[-1], ast.Return) and isinstance(body[-1].value, ast.Name) and isinstance(body[-2], ast.Assign):
+        target = body[-2].targets[0]
+        if len(body[-2].targets) == 1 and isinstance(target, ast.Name) and target.id == body[-1].value.id:
+            body[-1].value = body[-2].value
+            del body[-2]
+
+
 def _clean(function: ast.FunctionDef) -> None:
     _join_names(function.body)
+    _join_return(function.body)
     reads = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
     class Clean(ast.NodeTransformer):

@@ -75,7 +75,7 @@ OPS: dict[str, Op] = {
     "gelu": _op("input approximate", "@gelu"),
     "softplus": _op("input beta threshold", "{softplus}({input}{, beta=beta}{, threshold=threshold})"),
     "glu": _op("input dim", "jax.nn.glu({input}, axis={dim|-1})"),
-    "softmax": _op("input dim dtype _stacklevel", "jax.nn.softmax({wide:input}, axis={dim|-1})"),
+    "softmax": _op("input dim dtype _stacklevel", "@softmax"),
     "log_softmax": _op("input dim dtype", "jax.nn.log_softmax({wide:input}, axis={dim|-1})"),
     "sum": _op("input dim keepdim dtype", "jnp.sum({wide:input}{, axis=dim}{, keepdims=keepdim})"),
     "mean": _op("input dim keepdim dtype", "jnp.mean({wide:input}{, axis=dim}{, keepdims=keepdim})"),
@@ -219,7 +219,7 @@ OPS: dict[str, Op] = {
 HELPERS = {
     name: "labkit.layers.functional"
     for name in (
-        *("softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
+        *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
         *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
     )
 } | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"}

@@ -274,16 +274,30 @@ class Rewriter:
             return "None"
         if node.attr in ("values", "indices") and self.facts.is_a(node.value, "tuple", "other"):
             return f"{self.expr(node.value)}[{('values', 'indices').index(node.attr)}]"
-        if self.facts.is_parameter(node) and not self.numpy and not self.facts.is_parameter(node.value):
+        if not self.numpy and not self.facts.is_parameter(node.value) and (self.facts.is_parameter(node) or self._unseen_parameter(node)):
             return self.read(node)
         text = self.expr(node.value)
         return text.removesuffix(".T") if node.attr == "T" and text.endswith(".T") else f"{text}.{node.attr}"
+
+    def _unseen_parameter(self, node) -> bool:
+        """`self.dense.weight` where no run came by: the owner is a module of torch.nn."""
+        owner = node.value
+        if node.attr not in ("weight", "bias") or self.facts.ran(node) or self.folded.cls is None:
+            return False
+        if not (isinstance(owner, ast.Attribute) and ast.unparse(owner.value) == "self"):
+            return False
+        kinds = self.facts.attribute(self.folded.file, self.folded.cls, owner.attr).get("kinds", [])
+        return any(k.startswith("module:") for k in kinds)
 
     def read(self, node) -> str:
         """The array of a parameter or buffer that a module owns, in torch's orientation."""
         read = self.use("labkit.layers.building", "read")
         owner = self.expr(node.value)
-        kind = self.t.builtin_module(self.facts.modules(node.value))
+        modules = self.facts.modules(node.value)
+        if not modules and isinstance(node.value, ast.Attribute) and self.folded.cls is not None:
+            kinds = self.facts.attribute(self.folded.file, self.folded.cls, node.value.attr).get("kinds", [])
+            modules = [k.partition(":")[2] for k in kinds if k.startswith("module:")]
+        kind = self.t.builtin_module(modules)
         names = {"Embedding": {"weight": "embedding"}, "Linear": {"weight": "kernel"}, "Conv1D": {"weight": "kernel"}}
         name = names.get(kind, {}).get(node.attr, node.attr)
         text = f"{read}({owner}.{name})"
@@ -461,6 +475,15 @@ class Rewriter:
         dim, keep = self.expr(b["dim"]), f", keepdims={self.expr(b['keepdim'])}" if "keepdim" in b else ""
         return f"(jnp.{name}({x}, axis={dim}{keep}), jnp.arg{name}({x}, axis={dim}{keep}))"
 
+    def op_softmax(self, name, b, node):
+        x, dim = self.expr(b["input"]), self.expr(b["dim"]) if "dim" in b else "-1"
+        dtype = b.get("dtype")
+        if dtype is None or isinstance(dtype, ast.Constant) or ast.unparse(dtype) == f"{ast.unparse(b['input'])}.dtype":
+            function = "jax.nn.softmax" if x.startswith(f"{self.helper('widen')}(") else self.helper("softmax")
+            return f"{function}({x}, axis={dim})"
+        wide = f"{self.helper('widen')}({x})" if self._is_wide(dtype) else f"{x}.astype({self.dtype(dtype)})"
+        return f"jax.nn.softmax({wide}, axis={dim})"
+
     def op_variance(self, name, b, node):
         correction = 1
         if "unbiased" in b:
@@ -550,7 +573,7 @@ class Rewriter:
 
     def op_baddbmm(self, name, b, node):
         first, second = [b[k] for k in (("batch1", "batch2") if name == "baddbmm" else ("mat1", "mat2"))]
-        scale = lambda key, text: text if key not in b else f"({self.expr(b[key])} * {text})"  # noqa: E731
+        scale = lambda key, text: text if key not in b else f"({self.expr(b[key])} * {text})"
         return f"({scale('beta', self.expr(b['input']))} + {scale('alpha', f'({self.expr(first)} @ {self.expr(second)})')})"
 
     def op_linear(self, name, b, node):

@@ -13,8 +13,8 @@ from labkit.port.facts import Facts
 from labkit.port.fold import VARIES, Const, Folder
 from labkit.port.grouped import mark_expert_loops, mark_split_loops
 from labkit.port.initial_state import start_from_state
-from labkit.port.mutated import mark_mutations
 from labkit.port.last_rows import rows_by_slot
+from labkit.port.mutated import mark_mutations
 from labkit.port.own_casts import casts_to_locals
 from labkit.port.program import Program, Symbol
 from labkit.port.reported import mark_reports

@@ -15,6 +15,7 @@ _SIGNS = (
     (r"softcap", "a tanh softcap on scores or logits"),
     (r"q_norm|query_layernorm|q_layernorm", "norms on queries and keys"),
     (r"kv_a_proj|kv_b_proj|kv_lora", "latent attention: keys and values through a low-rank bottleneck"),
+    (r"lambda_q1|lambda_init", "differential attention: the difference of two attention maps"),
     (r"alibi", "ALiBi: a bias by distance in place of rotary positions"),
     (r"logit_scale|logits_scaling|lm_head_multiplier", "logits are scaled"),
     (r"embed_scale|embedding_multiplier|scale_emb", "embeddings are scaled"),
