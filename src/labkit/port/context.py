@@ -170,10 +170,13 @@ class Context:
         return "layers" if level is self.spine.last and attribute == self.spine.layers else attribute
 
     def _spine_attribute(self, rewriter, node):
-        """`self.model` in a class of the spine -> the next level."""
-        if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self" and rewriter.folded.cls):
+        """`self.model` in a class of the spine -> the next level; `self.model.decoder` -> the one after it."""
+        if not (isinstance(node, ast.Attribute) and rewriter.folded.cls):
             return None
-        level = self._level_of(rewriter.folded)
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            level = self._level_of(rewriter.folded)
+        else:
+            level = self._spine_attribute(rewriter, node.value)
         if level is None:
             return None
         index = self.spine.levels.index(level)

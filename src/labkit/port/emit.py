@@ -268,7 +268,7 @@ class Emitter:
                 bodies.append(("forward", self.forward_lines(folded, level)))
             else:
                 bodies.append((folded.node.name, self.function(folded, "    ")))
-        if level is not None and not forward_done:
+        if level is not None and not forward_done and self.t.forward_key(level) in functions:
             key = self.t.forward_key(level)
             bodies.append(("forward", self.forward_lines(functions[key], level)))
         inits = [b for n, b in bodies if n == "__init__"]
