@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -76,6 +77,9 @@ def test_a_worker_that_takes_too_long_is_stopped_with_what_it_started(monkeypatc
     assert "took longer than 1.5 seconds" in reason(lost) and "pass reached" in reason(lost) and not lost["passed"]
     assert started[0].poll() is not None
     child = int(lost["error"]["what"].rsplit(" ", 1)[1])
+    deadline = time.monotonic() + 10  # a killed process is gone a moment later
+    while time.monotonic() < deadline and any(line.split()[1] == "(python)" and line.split()[2] not in "ZX" for line in _stat(child)):
+        time.sleep(0.05)
     assert not any(line.split()[1] == "(python)" and line.split()[2] not in "ZX" for line in _stat(child))
 
 

@@ -11,6 +11,10 @@ GONE = {
     "a name for a name": ("a = f(x)\nb = a\nreturn b * b", "b = f(x)\nreturn b * b"),
     "a branch with nothing in it": ("if x is None:\n    y = 1\nreturn x", "return x"),
     "an empty side": ("if x is None:\n    x = x\nelse:\n    x = x + 1\nreturn x", "if not x is None:\n    x = x + 1\nreturn x"),
+    "a name that is only returned": ("z = x + y\nreturn z", "return x + y"),
+    "a cast to its own dtype": ("return x.astype(x.dtype) + y", "return x + y"),
+    "a table widened twice": ("return widen(jnp.asarray(x, wide_dtype(y.dtype)))", "return jnp.asarray(x, wide_dtype(y.dtype))"),
+    "a tuple in parentheses": ("return (x, y)", "return x, y"),
     "parentheses": ("return ((x) + (y))", "return x + y"),
 }
 STAYS = {
@@ -19,7 +23,19 @@ STAYS = {
     "a value that an inner function reads": "y = jnp.sum(x)\n\ndef step(z):\n    return z + y\nreturn step(x)",
     "several targets": "a, b = jnp.split(x, 2)\nreturn b",
     "an attribute": "self.x = x\nreturn y",
+    "a cast to another dtype": "return x.astype(y.dtype)",
+    "a tuple of one": "return (x,)",
 }
+UNREAD = """class A:
+
+    def __init__(self, config):
+        self.config = config
+        self.size = config.size
+        self.kept = config.kept
+
+    def __call__(self, x):
+        return x * self.kept
+"""
 
 
 def _in_function(body: str) -> str:
@@ -35,3 +51,9 @@ def test_leftovers_go(name):
 @pytest.mark.parametrize("name", STAYS)
 def test_what_matters_stays(name):
     assert remove_leftovers(_in_function(STAYS[name])) == _in_function(STAYS[name])
+
+
+def test_attributes_that_nobody_reads_go_and_others_stay():
+    left = remove_leftovers(UNREAD)
+    assert "self.size" not in left and "self.config" not in left
+    assert "self.kept = config.kept" in left

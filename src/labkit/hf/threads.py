@@ -20,3 +20,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def stay_on_one_thread() -> None:
+    """This process's torch computes on one thread from now on."""
+    import torch
+
+    torch.set_num_threads(1)

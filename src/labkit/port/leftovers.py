@@ -14,7 +14,7 @@ def remove_leftovers(text: str) -> str:
                 _clean(node)
                 if ast.dump(node) == before:
                     break
-    return "\n".join(map(_bare_tuple, ast.unparse(ast.fix_missing_locations(tree)).splitlines())) + "\n"
+    return "\n".join(map(_bare_tuple, ast.unparse(ast.fix_missing_locations(tree)).splitlines()))
 
 
 class _Casts(ast.NodeTransformer):

@@ -64,11 +64,11 @@ def prove(model_type: str, *, steps=None, configs=("default", "distinct"), trans
 def prepare() -> None:
     """Make this process one for proofs, before anything is computed: CPU, eight devices, strict promotion, compiled code shared through the scratch folder."""
     import jax
-    import torch
 
     from labkit.hf.scratch import scratch_dir
+    from labkit.hf.threads import stay_on_one_thread
 
-    torch.set_num_threads(1)  # the board runs one process per core
+    stay_on_one_thread()  # the board runs one process per core
 
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # tiny models: compiling takes longer than running
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={DEVICES}".strip()
