@@ -113,7 +113,7 @@ def _build(model_type: str, overrides: dict):
     from transformers import AutoModelForCausalLM
 
     where, failure = _spell(model_type, overrides), None
-    for config in itertools.islice(tiny_configs(model_type, overrides, where), 12):
+    for config in itertools.islice(tiny_configs(model_type, overrides, where), 40):
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
             for module in model.modules():
