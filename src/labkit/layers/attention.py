@@ -80,6 +80,13 @@ def causal_mask(tokens: Tokens, window=None):
     return visible[None] & same & (tokens.segment_ids != 0)[:, :, None]
 
 
+def _causal_blocks(length: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
+    """(first query, last query + 1, keys that they may see) of each block of queries: one block unless the mask is causal over as many keys as queries."""
+    blocks = max(1, min(CAUSAL_BLOCKS, length // SHORTEST_BLOCK)) if causal and length == keys else 1
+    bounds = [length * i // blocks for i in range(blocks)] + [length]
+    return [(start, stop, stop if blocks > 1 else keys) for start, stop in zip(bounds, bounds[1:])]
+
+
 def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | None = None, causal: bool = False):
     """Grouped-query attention, head h reading key-value head h // (heads / kv_heads).
 
@@ -88,14 +95,11 @@ def attend(q_bthd, k_bskd, v_bskd, mask_bts, *, scale: float, softcap: float | N
     nothing (padding) gets a finite value. causal: the mask hides every key in a later row than the query's when there are as many keys as queries; long calls
     then leave out blocks that the mask hides whole.
     """
-    length, keys = q_bthd.shape[1], k_bskd.shape[1]
-    blocks = max(1, min(CAUSAL_BLOCKS, length // SHORTEST_BLOCK)) if causal and length == keys else 1
-    bounds = [length * i // blocks for i in range(blocks)] + [length]
-    parts = []
-    for start, stop in zip(bounds, bounds[1:]):
-        seen = stop if blocks > 1 else keys
-        parts.append(_attend(q_bthd[:, start:stop], k_bskd[:, :seen], v_bskd[:, :seen], mask_bts[:, start:stop, :seen], scale, softcap))
-    return tag(parts[0] if blocks == 1 else jnp.concatenate(parts, 1), "attn")
+    parts = [
+        _attend(q_bthd[:, start:stop], k_bskd[:, :seen], v_bskd[:, :seen], mask_bts[:, start:stop, :seen], scale, softcap)
+        for start, stop, seen in _causal_blocks(q_bthd.shape[1], k_bskd.shape[1], causal)
+    ]
+    return tag(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), "attn")
 
 
 def _attend(q_bthd, k_bskd, v_bskd, mask_bts, scale, softcap):
@@ -122,15 +126,12 @@ def eager_attention(q_bhtd, k_bksd, v_bksd, mask, *, scaling: float, softcap: fl
     dtype. sinks: [heads], one further logit per head that takes part in the softmax and is dropped after it (in `gpt_oss`' order of rounding: the maximum is
     taken off before the softmax). causal: as for `attend`.
     """
-    length, keys = q_bhtd.shape[2], k_bksd.shape[2]
-    blocks = max(1, min(CAUSAL_BLOCKS, length // SHORTEST_BLOCK)) if causal and length == keys else 1
-    bounds = [length * i // blocks for i in range(blocks)] + [length]
+    blocks = _causal_blocks(q_bhtd.shape[2], k_bksd.shape[2], causal)
     parts = []
-    for start, stop in zip(bounds, bounds[1:]):
-        seen = stop if blocks > 1 else keys
-        part_mask = mask[:, :, start:stop, :seen] if blocks > 1 and mask is not None else mask
+    for start, stop, seen in blocks:
+        part_mask = mask[:, :, start:stop, :seen] if len(blocks) > 1 and mask is not None else mask
         parts.append(_eager(q_bhtd[:, :, start:stop], k_bksd[:, :, :seen], v_bksd[:, :, :seen], part_mask, scaling, softcap, sinks))
-    return tag(parts[0] if blocks == 1 else jnp.concatenate(parts, 1), "attn")
+    return tag(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), "attn")
 
 
 def _eager(q_bhtd, k_bksd, v_bksd, mask, scaling, softcap, sinks):

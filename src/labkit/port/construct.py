@@ -130,7 +130,7 @@ class InitRewriter(Rewriter):
         if name.startswith("torch."):
             op = name.removeprefix("torch.")
             if op in _CREATORS:
-                # A matrix of zeros is a placeholder for what the reference draws afterwards: a router of zeros would send every token to the first experts.
+                # The reference draws such a matrix after it has made it of zeros; a router left at zero would send every token to the first experts.
                 matrix = op == "zeros" and (self.facts.rank(node) or 0) > 1
                 return '"normal"' if matrix else _CREATORS[op], self._shape(node.args, node)
             if op == "full":

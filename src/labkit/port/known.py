@@ -58,22 +58,15 @@ _SOFTCAP = _PLAIN.replace(
         attn_weights = attn_weights * softcap
     attn_weights = attn_weights + attention_mask""",
 )
-_SINKS = """
-def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout):
-    key_states = repeat_kv(key, module.num_key_value_groups)
-    value_states = repeat_kv(value, module.num_key_value_groups)
-    attn_weights = torch.matmul(query, key_states.transpose(2, 3)) * scaling
-    attn_weights = attn_weights + attention_mask
-    sinks = module.sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)
+_SINKS = _PLAIN.replace(
+    "    attn_weights = nn.functional.softmax(attn_weights, dim=-1, dtype=torch.float32).to(query.dtype)",
+    """    sinks = module.sinks.reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[-2], -1)
     combined_logits = torch.cat([attn_weights, sinks], dim=-1)
     combined_logits = combined_logits - combined_logits.max(dim=-1, keepdim=True).values
     probs = F.softmax(combined_logits, dim=-1, dtype=combined_logits.dtype)
     scores = probs[..., :-1]
-    attn_weights = scores.to(value_states.dtype)
-    attn_output = torch.matmul(attn_weights, value_states)
-    attn_output = attn_output.transpose(1, 2)
-    return attn_output
-"""
+    attn_weights = scores.to(value_states.dtype)""",
+)
 _UNGROUPED = _PLAIN.replace("    key_states = repeat_kv(key, module.num_key_value_groups)\n    value_states = repeat_kv(value, module.num_key_value_groups)\n", "")
 _UNGROUPED = _UNGROUPED.replace("key_states", "key").replace("value_states", "value")
 
