@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from labkit.hf.source_record import SourceRecord
-from labkit.port.fold import GIVEN, VARIES, Const, join
+from labkit.port.values import GIVEN, VARIES, Const, join
 from tests.port import toy
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nfrom transformers.utils import logger, is_torchdynamo_compiling\n"

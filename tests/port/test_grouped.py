@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit.port.grouped import mark_expert_loops, mark_split_loops
-from labkit.port.rewrite import CannotTranslate
+from labkit.port.refusal import CannotTranslate
 from tests.port import toy
 
 LOOP = """

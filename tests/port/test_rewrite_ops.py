@@ -12,7 +12,7 @@ import torch
 
 from labkit.hf.exact import exact_mode
 from labkit.port.facts import Facts
-from labkit.port.rewrite import CannotTranslate
+from labkit.port.refusal import CannotTranslate
 from tests.port import toy
 
 # Inputs: x, y [2, 3, 4], w [4, 5] and v [4] of floats; i [2, 3, 4] of integers within 0..3, j [3] of positions; m [2, 3, 4] of booleans; p > 0; e a list of

@@ -5,7 +5,7 @@ import pytest
 from labkit.port.context import Context
 from labkit.port.facts import Facts
 from labkit.port.fold import Folder
-from labkit.port.rewrite import CannotTranslate
+from labkit.port.refusal import CannotTranslate
 from labkit.port.spine import find_spine, runs_apart
 from labkit.port.trim import Trimmer
 from tests.port import toy

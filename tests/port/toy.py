@@ -9,11 +9,12 @@ from labkit.hf.source_record import SourceRecord
 from labkit.port.context import Context
 from labkit.port.emit import Emitter
 from labkit.port.facts import Facts
-from labkit.port.fold import VARIES, Folder
+from labkit.port.fold import Folder
 from labkit.port.program import Program, SourceFile, Symbol, node_key
 from labkit.port.rewrite import Needs, Rewriter
 from labkit.port.spine import Level, Spine
 from labkit.port.trim import Trimmer
+from labkit.port.values import VARIES
 
 FILE = "models/toy/modeling_toy.py"
 ENTRY = "ToyForCausalLM"

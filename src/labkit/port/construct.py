@@ -2,7 +2,8 @@
 
 import ast
 
-from labkit.port.rewrite import CannotTranslate, Rewriter
+from labkit.port.refusal import CannotTranslate
+from labkit.port.rewrite import Rewriter
 
 _CREATORS = {"ones": "jnp.ones", "zeros": "jnp.zeros", "empty": '"normal"', "randn": '"normal"', "rand": '"normal"'}
 _SIGNATURES = {

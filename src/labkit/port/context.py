@@ -5,15 +5,16 @@ import builtins
 import re
 
 from labkit.layers.activations import ACTIVATIONS
-from labkit.port.fold import CACHE_NAMES
 from labkit.port.grouped import rewrite_by_counts, rewrite_experts
 from labkit.port.known import KNOWN_BODIES, body_fingerprint
 from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
+from labkit.port.refusal import CannotTranslate
 from labkit.port.reported import REPORT
-from labkit.port.rewrite import CannotTranslate, Needs, Rewriter
+from labkit.port.rewrite import Needs, Rewriter
 from labkit.port.time_loop import rewrite_time_loop
 from labkit.port.trim import sets_attributes
+from labkit.port.values import CACHE_NAMES
 
 MASKS = "labkit.layers.masks"
 _MASK_KEYS = {"or_mask_function", "and_mask_function", "block_sequence_ids"}

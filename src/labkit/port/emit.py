@@ -5,10 +5,11 @@ import subprocess
 import sys
 
 from labkit.port.construct import InitRewriter, numpy_text
-from labkit.port.fold import CACHE_NAMES, Folded
 from labkit.port.program import Symbol
-from labkit.port.rewrite import CannotTranslate, Rewriter
+from labkit.port.refusal import CannotTranslate
+from labkit.port.rewrite import Rewriter
 from labkit.port.trim import names_in
+from labkit.port.values import CACHE_NAMES, Folded
 
 
 def emit_modeling(context, model_type: str, tree, entry_key: str):

@@ -3,7 +3,8 @@
 import ast
 import dataclasses
 
-from labkit.port.rewrite import CannotTranslate, Rewriter
+from labkit.port.refusal import CannotTranslate
+from labkit.port.rewrite import Rewriter
 from labkit.port.trim import names_in
 
 

@@ -5,7 +5,7 @@ The reference's own kernels take no initial state, so it feeds a cache many toke
 
 import ast
 
-from labkit.port.fold import VARIES
+from labkit.port.values import VARIES
 
 INITIAL = "initial_state"
 

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import re
 
-from labkit.port.rewrite import CannotTranslate
+from labkit.port.refusal import CannotTranslate
 
 ATTENTION = "labkit.layers.attention"
 

@@ -5,7 +5,7 @@
 
 import ast
 
-from labkit.port.fold import CACHE_NAMES
+from labkit.port.values import CACHE_NAMES
 
 
 def rows_by_slot(functions: dict) -> None:

@@ -2,10 +2,10 @@
 
 import ast
 
-from labkit.port.fold import CACHE_NAMES
-from labkit.port.rewrite import CannotTranslate
+from labkit.port.refusal import CannotTranslate
 from labkit.port.spine import layer_list
 from labkit.port.trim import names_in
+from labkit.port.values import CACHE_NAMES
 
 
 def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[str] | None:
@@ -147,6 +147,3 @@ def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
                 context.labels.append(text.replace(index, "layer_idx"))
     rewriter.renames[f"{index}__in_array"] = f"{cache}.index"
     rewriter.renames[index] = f"{cache}.layer_idx"
-
-
-__all__ = ["CACHE_NAMES", "rewrite_layer_loop"]

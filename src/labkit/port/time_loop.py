@@ -2,9 +2,9 @@
 
 import ast
 
-from labkit.port.fold import CACHE_NAMES
 from labkit.port.layer_loop import _assigned, _ordered, _read_first
 from labkit.port.trim import names_in
+from labkit.port.values import CACHE_NAMES
 
 LOOPS = "labkit.layers.loops"
 _LINEAR = {"clone", "unsqueeze", "sum", "transpose", "contiguous", "squeeze", "to", "float"}

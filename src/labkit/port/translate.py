@@ -10,7 +10,7 @@ from labkit.hf.parallel_plan import tensor_parallel_plan
 from labkit.port.context import Context
 from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
-from labkit.port.fold import VARIES, Const, Folder
+from labkit.port.fold import Folder
 from labkit.port.grouped import mark_expert_loops, mark_split_loops
 from labkit.port.initial_state import start_from_state
 from labkit.port.last_rows import rows_by_slot
@@ -24,6 +24,7 @@ from labkit.port.spine import find_spine, runs_apart
 from labkit.port.starred import expand_starred
 from labkit.port.static_lengths import count_by_capacity
 from labkit.port.trim import Trimmer
+from labkit.port.values import VARIES, Const
 
 TRANSLATOR_VERSION = "1"
 

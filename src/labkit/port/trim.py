@@ -3,7 +3,7 @@
 import ast
 
 from labkit.port.facts import Facts
-from labkit.port.fold import CACHE_NAMES, Folded
+from labkit.port.values import CACHE_NAMES, Folded
 
 MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer", "register_buffer"}
 
