@@ -1,6 +1,7 @@
 """The board: which types, what a lost worker leaves, resuming, and the table."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -61,21 +62,24 @@ def test_lines_are_written_as_types_end_and_a_resumed_board_does_the_rest(asked,
         board(["llama"], out=out, resume=True)
 
 
+def _slow(arguments):
+    code = "import time; time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    print("pass  reached", child.pid, flush=True)
+    return child.wait()
+
+
+def _dead(arguments):
+    print("out of luck", flush=True)
+    return 1
+
+
 def test_a_worker_that_takes_too_long_is_stopped_with_what_it_started(monkeypatch):
-    started = []
-    popen = subprocess.Popen
-
-    def slow(command, **options):
-        code = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-        code += "print('pass  reached', p.pid, flush=True); p.wait()"
-        started.append(popen([sys.executable, "-c", code], **options))
-        return started[-1]
-
-    monkeypatch.setattr(module.subprocess, "Popen", slow)
+    monkeypatch.setattr(module, "_proof", _slow)
+    monkeypatch.setattr(module, "_workers", lambda: multiprocessing.get_context("fork"))
     found = board(["llama"], time_limit=1.5)
     (lost,) = found.rows
     assert "took longer than 1.5 seconds" in reason(lost) and "pass reached" in reason(lost) and not lost["passed"]
-    assert started[0].poll() is not None
     child = int(lost["error"]["what"].rsplit(" ", 1)[1])
     deadline = time.monotonic() + 10  # a killed process is gone a moment later
     while time.monotonic() < deadline and any(line.split()[1] == "(python)" and line.split()[2] not in "ZX" for line in _stat(child)):
@@ -91,8 +95,8 @@ def _stat(pid):
 
 
 def test_a_worker_that_dies_is_a_row(monkeypatch):
-    popen = subprocess.Popen
-    monkeypatch.setattr(module.subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", "raise SystemExit('out of luck')"], **options))
+    monkeypatch.setattr(module, "_proof", _dead)
+    monkeypatch.setattr(module, "_workers", lambda: multiprocessing.get_context("fork"))
     (lost,) = board(["llama"]).rows
     assert "ended with code 1; last: out of luck" in reason(lost) and lost["translated"] is None
 
