@@ -89,10 +89,10 @@ class DecoderCall:
     def update_recurrent_state(self, recurrent_states, layer_idx: int, state_idx: int = 0):
         return self.layer(f"layer{layer_idx}").update_recurrent_state(recurrent_states, state_idx=state_idx)
 
-    def layer(self, name: str) -> LayerHandle:
-        """The handle of a layer outside the stack, the same one for the same name throughout the call."""
+    def layer(self, name: str, layer_idx: int | None = None) -> LayerHandle:
+        """The handle of a layer outside the stack, the same one for the same name throughout the call. layer_idx: where it stands in a list."""
         if name not in self._handles:
-            self._handles[name] = LayerHandle(self, self._named_state(name), name)
+            self._handles[name] = LayerHandle(self, self._named_state(name), name, layer_idx, layer_idx)
         return self._handles[name]
 
     def _named_state(self, name: str) -> dict | None:
@@ -101,17 +101,18 @@ class DecoderCall:
         named = self._before.layers[-1] if self._before.layers and isinstance(self._before.layers[-1], dict) else {}
         return {key: leaf[0] for key, leaf in named.get(name, {}).items()}
 
-    def run(self, layers, step, *carry):
+    def run(self, layers, step, *carry, grows: bool = False):
         """All layers in order: step(layer, handle, *carry) -> carry, a single array or a tuple as it was given.
 
         layers: what `Build.layers` made of the plan of the model's config (by scan, or by a loop that runs each layer under its index), or a plain list of
-        modules (always by loop, each with a handle of its own). Raises ValueError when a step changes shape, dtype or structure of the carry.
+        modules (always by loop, each with a handle of its own). grows: the carry may become longer from layer to layer, as a list of earlier outputs does; then
+        always by loop. Raises ValueError when a step changes structure, dtype or (unless it grows) shape of the carry.
         """
         run, self._runs = self._runs, self._runs + 1
         if isinstance(layers, list | tuple) or (isinstance(layers, nnx.List) and not any(isinstance(item, nnx.List) for item in layers)):
             for index, layer in enumerate(layers):
                 with layer_scope(index):
-                    carry = _checked(step(layer, self.layer(f"run{run}.{index}"), *carry), carry, f"layer {index}")
+                    carry = _checked(step(layer, self.layer(f"run{run}.{index}", index), *carry), carry, f"layer {index}", grows)
             return carry if len(carry) != 1 else carry[0]
         plan, prefix = self.model.config.plan, f"run{run}." if run else ""
         kept = [[{} for _ in segment.cycle] for segment in plan.segments]
@@ -121,10 +122,11 @@ class DecoderCall:
         written, aux = [], []
         for s, stacks in enumerate(decoder_stacks(plan, layers)):
             segment = plan.segments[s]
-            steps = [self._layer_step(step, nnx.split(stack)[0], (s, p), segment, prefix) for p, stack in enumerate(stacks)]
+            steps = [self._layer_step(step, nnx.split(stack)[0], (s, p), segment, prefix, grows) for p, stack in enumerate(stacks)]
             indices = [jnp.asarray(plan.layers_at(s, p), jnp.int32) for p in range(len(stacks))]
             inputs = list(zip([nnx.split(stack)[1] for stack in stacks], kept[s], indices))
-            carry, outs = (_scan if self.scan and segment.repeats > 1 else functools.partial(_loop, segment, scoped=not self.scan))(steps, carry, inputs)
+            scanned = self.scan and segment.repeats > 1 and not grows
+            carry, outs = (_scan if scanned else functools.partial(_loop, segment, scoped=not self.scan))(steps, carry, inputs)
             written.append([state for state, _ in outs])
             aux.extend(entry for _, entry in outs)
         for entry in aux:
@@ -135,14 +137,14 @@ class DecoderCall:
             self._layers = [[old | new for old, new in zip(*pair)] for pair in zip(before, written)]
         return carry if len(carry) != 1 else carry[0]
 
-    def _layer_step(self, step, graphdef, place, segment, prefix):
+    def _layer_step(self, step, graphdef, place, segment, prefix, grows):
         """(carry, (state of the module, kept state, index)) -> (carry, (kept state, aux)) for one position of the plan."""
 
         def run_layer(carry, module_state, kept, index):
             handle = LayerHandle(self, None if self._before is None else kept, place, segment.layer(place[1], 0), index, prefix)
             with collecting() as aux:
                 out = step(nnx.merge(graphdef, module_state), handle, *carry)
-            out = _checked(out, carry, f"a layer of kind {segment.cycle[place[1]]!r}")
+            out = _checked(out, carry, f"a layer of kind {segment.cycle[place[1]]!r}", grows)
             return out, ({} if self.shapes is not None else handle.new_state or {}, aux)
 
         return jax.checkpoint(run_layer, policy=self.policy) if self.remat else run_layer
@@ -163,12 +165,12 @@ class DecoderCall:
         return {name: jnp.concatenate(leaves) for name, leaves in sorted(self._layer_aux.items())} | self._aux
 
 
-def _checked(out, carry, who: str) -> tuple:
+def _checked(out, carry, who: str, grows: bool) -> tuple:
     """The step's result as a tuple; ValueError when it does not fit the carry."""
     out = out if isinstance(out, tuple) and len(carry) != 1 else (out,)
     if len(out) == len(carry):
         carry = tuple(new if old is None or isinstance(old, dict) else old for old, new in zip(carry, out))
-    describe = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
+    describe = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{jnp.ndim(leaf) if grows else list(jnp.shape(leaf))}", tree)
     if jax.tree.structure(out) != jax.tree.structure(tuple(carry)) or describe(out) != describe(tuple(carry)):
         raise ValueError(f"{who} was given {describe(tuple(carry))} and returned {describe(out)}: what goes through the layers keeps its shape and dtype")
     return out

@@ -4,6 +4,7 @@ import ast
 
 from labkit.port.refusal import CannotTranslate
 from labkit.port.rewrite import Rewriter
+from labkit.port.shared_weights import sharing_lines, table_text
 
 _CREATORS = {"ones": "jnp.ones", "zeros": "jnp.zeros", "empty": '"normal"', "randn": '"normal"', "rand": '"normal"'}
 _SIGNATURES = {
@@ -176,6 +177,10 @@ class InitRewriter(Rewriter):
                 if spine is not None:
                     self.attribute = ""
                     return spine
+            table = table_text(self, node)
+            if table is not None:
+                self.attribute = ""
+                return [f"{indent}self.{target.attr} = {table}"]
             text = self.expr(node.value)
             # What is not a module or an array is part of the graph definition, which must hash.
             text = f"frozen{text}" if text.startswith("set(") else text
@@ -196,6 +201,8 @@ class InitRewriter(Rewriter):
                 text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
             if isinstance(node.value, ast.Dict) and not node.value.keys:
                 text = f"{self.use('labkit.layers.building', 'Table')}()"
+            elif isinstance(node.value, ast.DictComp) and self.facts.is_a(node.value.value, "int", "float", "bool", "str", "none"):
+                text = f"{self.use('labkit.layers.building', 'Table')}({text})"
             self.attribute = ""
             return [f"{indent}self.{target.attr} = {text}"]
         lines = super().s_Assign(node, indent)
@@ -246,6 +253,8 @@ class InitRewriter(Rewriter):
                 arguments = self.arguments(call)
                 return [f"{indent}super().__init__({arguments}{', ' if arguments else ''}build=build)"]
             return []
+        if name == "self.post_init" and getattr(node, "keep", False):
+            return sharing_lines(self, indent)
         if name in ("self.post_init", "self.init_weights", "self._init_weights", "nn.Module.__init__"):
             return []
         if name.endswith(".register_buffer"):

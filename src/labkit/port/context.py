@@ -383,6 +383,8 @@ class Context:
             return f"{rewriter.use('labkit.layers.activations', 'activation')}({rewriter.arguments(node)})"
         if name in ("deepcopy", "copy"):
             return rewriter.expr(node.args[0])
+        if symbol.file in ("itertools", "math", "operator"):
+            return f"{rewriter.use(symbol.file, name)}({rewriter.arguments(node)})"
         raise CannotTranslate(f"the function {name} from {symbol.file}", node)
 
     def _mask_arguments(self, rewriter, node) -> dict:

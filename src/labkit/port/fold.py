@@ -10,6 +10,7 @@ from labkit.port.facts import Facts
 from labkit.port.fold_calls import FoldCalls
 from labkit.port.fold_expressions import FoldExpressions
 from labkit.port.program import Program, Symbol, clone
+from labkit.port.shared_weights import TABLE, fills_table
 from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Folded, Ref, join
 
 
@@ -150,8 +151,11 @@ class Folder(FoldExpressions, FoldCalls):
 
     def _on_Expr(self, node, env):
         value = node.value
-        if isinstance(value, ast.Constant) or ast.unparse(value).startswith(_LOADING):
+        if isinstance(value, ast.Constant) or self._about_loading(value):
             return [], False
+        if ast.unparse(value) == "self.post_init()" and fills_table(self.program, self._current.file, self._current.cls):
+            node.keep = True
+            return [node], False
         if isinstance(value, ast.Call):
             name = ast.unparse(value.func)
             if name.startswith(_NO_EFFECT_ROOTS) or name.split(".")[-1].startswith("warn"):
@@ -161,6 +165,11 @@ class Folder(FoldExpressions, FoldCalls):
         node = clone(node)
         node.value, _ = self._expr(value, env)
         return ([] if isinstance(node.value, (ast.Constant, ast.Name)) else [node]), False
+
+    def _about_loading(self, node) -> bool:
+        """What only loading reads; a table of tied weights that the class fills itself says what its layers share."""
+        text = ast.unparse(node)
+        return text.startswith(_LOADING) and not (text.startswith(f"self.{TABLE}") and fills_table(self.program, self._current.file, self._current.cls))
 
     def _bind(self, target, value, env):
         if isinstance(target, ast.Name):
@@ -177,7 +186,7 @@ class Folder(FoldExpressions, FoldCalls):
         return target
 
     def _on_Assign(self, node, env):
-        if any(ast.unparse(target).startswith(_LOADING) for target in node.targets):
+        if any(self._about_loading(target) for target in node.targets):
             return [], False
         node = clone(node)
         prelude = self._walrus(node, env)

@@ -130,9 +130,14 @@ class FoldCalls:
         if kinds and any(k.startswith(("array", "param", "module", "cache")) for k in kinds) and not any(k == "dict" for k in kinds) and wanted == "dict":
             return self._constant(node, False)
         truths = set(self.facts.truths(node)) or ({self.facts.constant(node)[1]} if self.facts.constant(node)[0] else set())
-        if len(truths) == 1 and not self._reads_config(node):
+        if len(truths) == 1 and not self._reads_config(node) and not self._bound_twice(node.args[0]):
             return self._constant(node, truths.pop())
         return node, VARIES
+
+    def _bound_twice(self, node) -> bool:
+        """A local that the function gives several values: what the runs saw of it is not all there is."""
+        stores = [n for n in ast.walk(self._current.original) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and isinstance(node, ast.Name) and n.id == node.id]
+        return len(stores) > 1 and not self._is_parameter(node.id)
 
     def _from_kwargs(self, node, env):
         """`kwargs.get("name", default)` and `kwargs.pop(...)`."""

@@ -71,6 +71,7 @@ OPS: dict[str, Op] = {
     **{name: _op("input other alpha", "@plus") for name in ("add", "sub")},
     **{name: _op("input other rounding_mode", "@div") for name in ("div", "divide", "true_divide")},
     "neg": _op("input", "(-{input})"),
+    "clone": _op("input", "{input}"),
     "negative": _op("input", "(-{input})"),
     "gelu": _op("input approximate", "@gelu"),
     "softplus": _op("input beta threshold", "{softplus}({input}{, beta=beta}{, threshold=threshold})"),

@@ -15,6 +15,10 @@ from labkit.port.program import Program
 from labkit.port.refusal import CannotTranslate
 from labkit.port.statements import Statements
 
+def _literal_part(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', "'").replace("{", "{{").replace("}", "}}")
+
+
 TORCH_ROOTS = ("torch.nn.functional.", "nn.functional.", "F.", "torch.special.", "torch.linalg.", "torch.")
 
 
@@ -119,7 +123,7 @@ class Rewriter(Operations, Statements):
         return f"*{self.expr(node.value)}"
 
     def x_JoinedStr(self, node):
-        return 'f"' + "".join(v.value.replace('"', "'") if isinstance(v, ast.Constant) else f"{{{self.expr(v.value)}}}" for v in node.values) + '"'
+        return 'f"' + "".join(_literal_part(v.value) if isinstance(v, ast.Constant) else f"{{{self.expr(v.value)}}}" for v in node.values) + '"'
 
     def x_Lambda(self, node):
         return f"(lambda {ast.unparse(node.args)}: {self.expr(node.body)})"

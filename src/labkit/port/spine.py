@@ -5,6 +5,7 @@ import dataclasses
 
 from labkit.port.facts import Facts
 from labkit.port.program import Symbol
+from labkit.port.shared_weights import fills_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ def find_spine(program, facts: Facts, functions: dict) -> Spine:
                 path = f"{owners[0]}.{attribute}".lstrip(".")
                 count = len({p.split(".")[path.count(".") + 1] for p in modules[0] if p.startswith(path + ".")})
                 holds = sum(p.startswith(path + ".") for p in modules[0])
-                if count and _config_counts(facts, path, modules):
+                if count and _config_counts(facts, path, modules) and not fills_table(program, folded.file, folded.cls):
                     candidates.append((holds, owners[0], attribute))
     if runs_apart(program, facts):
         owner, attribute = _base_model(program, modules[0]), None
