@@ -12,10 +12,34 @@ def cross_entropy(logits_btv, targets_bt, targets_segmentation=None):
     logits [batch, length, vocab] predict targets int [batch, length] at the same index. targets_segmentation: int [batch, length], 0 is not counted; it masks
     this loss and nothing else.
     """
-    log_probabilities = jax.nn.log_softmax(widen(logits_btv), -1)
-    picked = jnp.take_along_axis(log_probabilities, targets_bt[..., None], -1)[..., 0]
-    counted = jnp.ones_like(picked) if targets_segmentation is None else (targets_segmentation != 0).astype(picked.dtype)
-    return -jnp.sum(picked * counted) / jnp.maximum(jnp.sum(counted), jnp.ones((), picked.dtype))
+    surprise = negative_log_likelihood(logits_btv, targets_bt)
+    counted = jnp.ones_like(surprise) if targets_segmentation is None else (targets_segmentation != 0).astype(surprise.dtype)
+    return jnp.sum(surprise * counted) / jnp.maximum(jnp.sum(counted), jnp.ones((), surprise.dtype))
+
+
+@jax.custom_vjp
+def negative_log_likelihood(logits, targets):
+    """-log softmax(logits) at the targets, in at least float32. logits [..., vocab], targets int [...] -> [...].
+
+    Its gradient is written out, so that of all arrays of the logits' size only the logits and their gradient ever lie in memory.
+    """
+    return _nll_forward(logits, targets)[0]
+
+
+def _nll_forward(logits, targets):
+    total = jax.nn.logsumexp(widen(logits), -1)
+    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return total - widen(picked), (logits, targets, total)
+
+
+def _nll_backward(kept, gradient):
+    logits, targets, total = kept
+    is_target = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1) == targets[..., None]
+    probabilities = jnp.exp(widen(logits) - total[..., None])
+    return ((probabilities - is_target.astype(probabilities.dtype)) * gradient[..., None]).astype(logits.dtype), None
+
+
+negative_log_likelihood.defvjp(_nll_forward, _nll_backward)
 
 
 def load_balancing_loss(tokens_per_expert, router_probability):
@@ -33,6 +57,19 @@ def router_loss(router_logits, top_k: int):
     probability = jax.nn.softmax(widen(router_logits.reshape(-1, router_logits.shape[-2], num_experts)), -1)
     chosen = jax.nn.one_hot(jax.lax.top_k(probability, top_k)[1], num_experts, dtype=probability.dtype).sum(-2)
     return load_balancing_loss(chosen.mean(1), probability.mean(1))
+
+
+def router_statistics(router_logits, top_k: int) -> dict:
+    """What is watched of a mixture, from router logits [layers, tokens, experts]: tokens_per_expert [layers, experts], choices per token of the `top_k` most
+    probable experts, and router_entropy [layers], nats, the mean over tokens."""
+    probability = jax.nn.softmax(widen(router_logits.reshape(-1, *router_logits.shape[-2:])), -1)
+    chosen = jax.nn.one_hot(jax.lax.top_k(probability, top_k)[1], probability.shape[-1], dtype=probability.dtype).sum(-2)
+    return {"tokens_per_expert": chosen.mean(1), "router_entropy": entropy(probability).mean(-1)}
+
+
+def entropy(probability):
+    """-sum p log p over the last axis, nats; 0 log 0 is 0."""
+    return -jnp.sum(jax.scipy.special.xlogy(probability, probability), -1)
 
 
 def causal_lm_loss(model, batch):
@@ -53,7 +90,7 @@ def mixture_lm_loss(model, batch, *, coefficient: float | None = None, top_k: in
     logits, aux = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"), return_aux=True)
     loss = cross_entropy(logits, batch["targets"], batch.get("targets_segmentation"))
     if "moe_lb_loss" not in aux and "router_logits" in aux:
-        aux = aux | {"moe_lb_loss": router_loss(aux["router_logits"], top_k)}
+        aux = aux | router_statistics(aux["router_logits"], top_k) | {"moe_lb_loss": router_loss(aux["router_logits"], top_k)}
     if "moe_lb_loss" in aux:
         loss = loss + (model.config.router_aux_loss_coef if coefficient is None else coefficient) * aux["moe_lb_loss"]
     return loss, aux
