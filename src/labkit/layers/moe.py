@@ -1,77 +1,78 @@
-"""Mixture dispatch: tokens sorted by expert, one grouped product per projection, and the way back. Dropless."""
+"""Mixture dispatch: on a mesh the body of a mixture runs where its experts are. One implementation for all families; dropless."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from labkit.layers.grouping import group_tokens
+from labkit.layers.loss import entropy
+from labkit.layers.token_exchange import EXPERT_AXES, TOKEN_AXES, Exchange, axes_of, exchanging, stored_spec
 
 
-def grouped_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
-    """Row i of [rows, in] times the [in, out] matrix of the group it lies in; rows sorted by group, group_sizes int [groups] summing to at most rows.
+def on_local_experts(method):
+    """A method of a module of experts, `method(self, *arrays) -> array`, all arrays [tokens, ...]: on a mesh it runs inside `shard_map` on this device's
+    experts and tokens.
 
-    transposed: weights are [groups, out, in].
-
-    Rows past the last group come out as zero. On TPU this is `ragged_dot`. Elsewhere, where XLA would lower that to a product with every expert, groups are cut
-    into blocks of `block` rows and each block meets its own matrix only.
+    The module's variables come in by the specs that they are stored with, so no weight moves. Inside, `group_tokens` gathers the tokens over EXPERT_AXES and
+    `ExpertGroups.sum` scatters the sums back and adds up over the tensor axis. Tokens that the shards do not divide (a single token that is decoded) are on
+    every device instead, and the sums are added up over all axes. The mesh is the ambient one (`jax.set_mesh`). Without one, on one device, inside another
+    `shard_map`, and for experts that are stored whole or not all cut alike, the method runs as it is written and the compiler places it.
     """
 
-    def ragged(rows, group_sizes, weights):
-        out = jax.lax.ragged_dot(rows, weights.swapaxes(1, 2) if transposed else weights, group_sizes)
-        return jnp.where((jnp.arange(rows.shape[0]) < jnp.sum(group_sizes))[:, None], out, jnp.zeros((), out.dtype))
+    @functools.wraps(method)
+    def run(self, *arrays, **named):
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1 or any(kind == AxisType.Manual for kind in mesh.axis_types):
+            return method(self, *arrays, **named)
+        graphdef, state = nnx.split(self)
+        paths, variables = zip(*nnx.to_flat_state(state))
+        specs = tuple(stored_spec(variable) for variable in variables)
+        cut, token_spec = _exchange(mesh, variables, specs, jax.tree.leaves((arrays, named)))
+        if cut is None:
+            return method(self, *arrays, **named)
 
-    def blocked(rows, group_sizes, weights):
-        return _blocked_matmul(rows, group_sizes, weights, block, transposed)
+        def local(values, arrays, named):
+            mine = nnx.from_flat_state([(path, variable.replace(value)) for path, variable, value in zip(paths, variables, values)])
+            with exchanging(cut):
+                return method(nnx.merge(graphdef, mine), *arrays, **named)
 
-    return jax.lax.platform_dependent(rows, group_sizes, weights, tpu=ragged, default=blocked)
+        dispatch = jax.shard_map(local, in_specs=(specs, token_spec, token_spec), out_specs=token_spec, check_vma=False)
+        return dispatch(tuple(variable.get_raw_value() for variable in variables), arrays, named)
 
-
-@functools.partial(jax.jit, static_argnames=("block", "transposed"))  # compiled once when a capture runs the model eagerly
-def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
-    count, groups, width = rows.shape[0], weights.shape[0], weights.shape[1 if transposed else 2]
-    blocks = min(count, -(-count // block) + groups)
-    starts = jnp.cumsum(group_sizes) - group_sizes
-    blocks_before = jnp.cumsum(-(-group_sizes // block))
-    index = jnp.arange(blocks, dtype=group_sizes.dtype)
-    group = jnp.minimum(jnp.searchsorted(blocks_before, index, side="right"), groups - 1)
-    first = starts[group] + (index - (blocks_before - (-(-group_sizes // block)))[group]) * block
-    row = first[:, None] + jnp.arange(block, dtype=first.dtype)
-    valid = (index < blocks_before[-1])[:, None] & (row < (starts + group_sizes)[group][:, None])
-    gathered = jnp.where(valid[..., None], rows[jnp.minimum(row, count - 1)], jnp.zeros((), rows.dtype))
-    product = lambda pair: pair[0] @ (weights[pair[1]].T if transposed else weights[pair[1]])
-    products = jax.lax.map(product, (gathered, group))
-    target = jnp.where(valid, row, count)
-    return jnp.zeros((count, width), rows.dtype).at[target.reshape(-1)].set(products.reshape(-1, width), mode="drop")
+    return run
 
 
-def expert_block(tokens: int, top_k: int, experts: int) -> int:
-    """Rows per block: the mean group size as a power of two, between 1 and 128."""
-    mean = max(1, tokens * top_k // experts)
-    return int(min(128, 2 ** int(np.log2(mean))))
+def _exchange(mesh, variables, specs, arrays) -> tuple[Exchange | None, PartitionSpec]:
+    """How tokens travel, and the spec of every array of tokens; None where the method is to run as it is written."""
+    sizes = {axis: mesh.shape.get(axis, 1) for axis in (*TOKEN_AXES, "tensor")}
+    cuts = [[tuple(axis for axis in axes_of(entry) if sizes[axis] > 1) for entry in spec] for spec in specs]
+    stacks = {(variable.get_raw_value().shape[0], cut[0]) for variable, cut in zip(variables, cuts) if len(cut) > 1}
+    used = {axis for cut in cuts for entry in cut for axis in entry}
+    if len(stacks) != 1 or not used:
+        return None, PartitionSpec()
+    tokens_cut = all(array.shape[0] % (sizes["data"] * sizes["fsdp"] * sizes["expert"]) == 0 for array in arrays)
+    gathered = tuple(axis for axis in EXPERT_AXES if axis in used) if tokens_cut else ()
+    return Exchange(tuple(sizes.items()), stacks.pop()[1], gathered), PartitionSpec(TOKEN_AXES) if tokens_cut else PartitionSpec()
 
 
 def apply_experts(x_th, indices_tk, weights_tk, gate_up_proj, down_proj, activation):
     """The sum over each token's chosen experts of weight x down(activation(gate(x)) * up(x)).
 
     x [tokens, hidden], indices int [tokens, top_k], weights [tokens, top_k], gate_up_proj [experts, hidden, 2, intermediate] (gate first), down_proj
-    [experts, intermediate, hidden] -> [tokens, hidden].
+    [experts, intermediate, hidden], both variables inside `on_local_experts`, elsewhere arrays or variables -> [tokens, hidden].
     """
-    tokens, top_k = indices_tk.shape
-    experts, hidden, _, intermediate = gate_up_proj.shape
-    flat = indices_tk.reshape(-1)
-    order = jnp.argsort(flat)
-    group_sizes = jnp.bincount(flat, length=experts).astype(jnp.int32)
-    block = expert_block(tokens, top_k, experts)
-    rows = x_th[order // top_k]
-    gate_up = grouped_matmul(rows, group_sizes, gate_up_proj.reshape(experts, hidden, 2 * intermediate), block)
-    gate, up = jnp.split(gate_up, 2, -1)
-    down = grouped_matmul(activation(gate) * up, group_sizes, down_proj, block)
-    unsorted = jnp.zeros_like(down).at[order].set(down).reshape(tokens, top_k, hidden)
-    return jnp.sum(unsorted * weights_tk[..., None].astype(down.dtype), 1)
+    groups = group_tokens(indices_tk, down_proj)
+    gate, up = jnp.split(groups.matmul(groups.rows(x_th), gate_up_proj), 2, -1)
+    down = groups.matmul(activation(gate) * up, down_proj)
+    return groups.sum(down * groups.weights(weights_tk.astype(down.dtype)))
 
 
 def routing_statistics(probabilities_te, indices_tk, counted_t):
-    """What the load-balancing loss needs of one layer: tokens_per_expert and router_probability, each [experts], means over counted tokens.
+    """What the load-balancing loss needs of one layer, tokens_per_expert and router_probability, each [experts], and router_entropy [], nats: means over
+    counted tokens.
 
     probabilities [tokens, experts], indices int [tokens, top_k], counted bool [tokens] (False for padding).
     """
@@ -81,4 +82,5 @@ def routing_statistics(probabilities_te, indices_tk, counted_t):
     return {
         "tokens_per_expert": (chosen * counted[:, None]).sum(0) / total,
         "router_probability": (probabilities_te * counted[:, None]).sum(0) / total,
+        "router_entropy": (entropy(probabilities_te) * counted).sum() / total,
     }

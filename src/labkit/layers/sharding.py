@@ -85,7 +85,7 @@ class Sharding:
         """The spec of a stored weight of known shape: a dimension takes as many of its mesh axes as divide it and are not taken yet.
 
         axes None: the largest dimension as "embed", the next as "mlp". A weight of two or more dimensions and 256 or more elements that this leaves whole is
-        cut along the first dimension that divides.
+        cut along the first dimension that divides; not a stack of experts, whose matrices and biases must be cut alike.
         """
         sizes = dict(self.sizes)
         if axes is None:
@@ -99,7 +99,7 @@ class Sharding:
             names = next((part for part in free if size % _shards(part, sizes) == 0), ())
             taken |= set(names)
             entries.append(names)
-        if _shards(taken, sizes) == 1 and len(shape) > 1 and math.prod(shape) >= 256:
+        if _shards(taken, sizes) == 1 and len(shape) > 1 and math.prod(shape) >= 256 and "experts" not in axes:
             for names in _subsets(("fsdp", "expert", "tensor")):
                 dim = next((dim for dim, size in enumerate(shape) if size % _shards(names, sizes) == 0), None)
                 if _shards(names, sizes) > 1 and dim is not None:

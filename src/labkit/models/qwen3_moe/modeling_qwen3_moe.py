@@ -16,7 +16,7 @@ from labkit.layers.attention import Tokens, locate_tokens
 from labkit.layers.cache import DecoderCache, KVCache
 from labkit.layers.linear import embed, linear
 from labkit.layers.loss import load_balancing_loss
-from labkit.layers.moe import apply_experts, routing_statistics
+from labkit.layers.moe import apply_experts, on_local_experts, routing_statistics
 from labkit.layers.norms import RMSNorm
 from labkit.layers.outputs import pack_outputs
 from labkit.layers.plan import LayerPlan
@@ -116,9 +116,9 @@ class Qwen3MoeExperts(nnx.Module):
             setattr(self, name, nnx.Param(initial, out_sharding=sharding.weight(f"mlp.experts.{name}", axes)))
         self.act_fn = activation(config.hidden_act)
 
+    @on_local_experts
     def __call__(self, x, indices, weights):
-        gate_up_proj, down_proj = self.gate_up_proj[...].astype(x.dtype), self.down_proj[...].astype(x.dtype)
-        return apply_experts(x, indices, weights, gate_up_proj, down_proj, self.act_fn)
+        return apply_experts(x, indices, weights, self.gate_up_proj, self.down_proj, self.act_fn)
 
 
 class Qwen3MoeSparseMoeBlock(nnx.Module):

@@ -1,0 +1,115 @@
+"""The grouped product: each row times the matrix of the group it lies in. `ragged_dot` on TPU, blocks of one group elsewhere; one rule for gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import RaggedDotDimensionNumbers, ragged_dot_general
+
+from labkit.layers.precision import wide_dtype
+
+_PLAIN = RaggedDotDimensionNumbers(dot_dimension_numbers=(((1,), (1,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0])
+_TRANSPOSED = RaggedDotDimensionNumbers(dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0])
+_OUTER = RaggedDotDimensionNumbers(dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
+    """Row i of [rows, in] times the [in, out] matrix of the group it lies in; rows sorted by group, group_sizes int [groups] summing to at most rows.
+
+    transposed: weights are [groups, out, in].
+
+    Rows past the last group come out as zero, and nothing of them reaches a gradient. On TPU this is `ragged_dot` with those rows masked before and after:
+    there its own gradient leaves them unspecified. Elsewhere, where XLA would lower that to a product with every expert, groups are cut into blocks of `block`
+    rows, each block meets its own matrix only, and blocks that no group has are not computed.
+    """
+
+    def ragged(rows, group_sizes, weights):
+        return _mask_tail(ragged_dot_general(_mask_tail(rows, group_sizes), weights, group_sizes, _TRANSPOSED if transposed else _PLAIN), group_sizes)
+
+    def blocked(rows, group_sizes, weights):
+        return _blocked_matmul(rows, group_sizes, weights, block, transposed)
+
+    return jax.lax.platform_dependent(rows, group_sizes, weights, tpu=ragged, default=blocked)
+
+
+def _forward(rows, group_sizes, weights, block, transposed):
+    return grouped_matmul(rows, group_sizes, weights, block, transposed), (rows, group_sizes, weights)
+
+
+def _backward(block, transposed, kept, cotangent):
+    rows, group_sizes, weights = kept
+    return grouped_matmul(cotangent, group_sizes, weights, block, not transposed), None, _outer(rows, cotangent, group_sizes, weights.dtype, block, transposed)
+
+
+grouped_matmul.defvjp(_forward, _backward)
+
+
+def _outer(rows, cotangent, group_sizes, dtype, block: int, transposed: bool):
+    """The gradient of the weights: rows^T @ cotangent of each group (its transpose when transposed)."""
+    left, right = (cotangent, rows) if transposed else (rows, cotangent)
+
+    def ragged(left, right, group_sizes):
+        return ragged_dot_general(_mask_tail(left, group_sizes), _mask_tail(right, group_sizes), group_sizes, _OUTER).astype(dtype)
+
+    def blocked(left, right, group_sizes):
+        return _blocked_outer(left, right, group_sizes, block).astype(dtype)
+
+    return jax.lax.platform_dependent(left, right, group_sizes, tpu=ragged, default=blocked)
+
+
+def _mask_tail(rows, group_sizes):
+    valid = jnp.arange(rows.shape[0], dtype=group_sizes.dtype) < jnp.sum(group_sizes, dtype=group_sizes.dtype)
+    return jnp.where(valid[:, None], rows, jnp.zeros((), rows.dtype))
+
+
+def _blocks(group_sizes, count: int, block: int):
+    """(how many blocks groups of these sizes take, group of each block, first row of each block), the latter two with room for the most there can be."""
+    most = min(count, count // block + group_sizes.shape[0])
+    per_group = -(-group_sizes // block)
+    before = jnp.cumsum(per_group, dtype=group_sizes.dtype)
+    index = jnp.arange(most, dtype=group_sizes.dtype)
+    group = jnp.minimum(jnp.searchsorted(before, index, side="right"), group_sizes.shape[0] - 1).astype(group_sizes.dtype)
+    starts = jnp.cumsum(group_sizes, dtype=group_sizes.dtype) - group_sizes
+    return before[-1], group, starts[group] + (index - (before - per_group)[group]) * block
+
+
+@functools.partial(jax.jit, static_argnames=("block", "transposed"))  # compiled once when a capture runs the model eagerly
+def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
+    """Blocks in ascending order: what a block writes past its group's end, the next one overwrites."""
+    count, width = rows.shape[0], weights.shape[1 if transposed else 2]
+    used, group, first = _blocks(group_sizes, count, block)
+    padded = jnp.pad(rows, ((0, block), (0, 0)))
+
+    def step(i, out):
+        w = jax.lax.dynamic_index_in_dim(weights, group[i], keepdims=False)
+        product = jax.lax.dynamic_slice_in_dim(padded, first[i], block) @ (w.T if transposed else w)
+        return jax.lax.dynamic_update_slice_in_dim(out, product, first[i], 0)
+
+    out = jax.lax.fori_loop(jnp.zeros((), used.dtype), used, step, jnp.zeros((count + block, width), rows.dtype))
+    return _mask_tail(out[:count], group_sizes)
+
+
+@functools.partial(jax.jit, static_argnames="block")
+def _blocked_outer(left, right, group_sizes, block: int):
+    """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n] in at least float32."""
+    count, wide = left.shape[0], wide_dtype(left.dtype)
+    used, group, first = _blocks(group_sizes, count, block)
+    left, right = (jnp.pad(array, ((0, block), (0, 0))) for array in (left, right))
+    ends = jnp.cumsum(group_sizes, dtype=group_sizes.dtype)
+
+    def step(i, out):
+        row = first[i] + jnp.arange(block, dtype=first.dtype)
+        mine = jnp.where((row < ends[group[i]])[:, None], jax.lax.dynamic_slice_in_dim(left, first[i], block), jnp.zeros((), left.dtype))
+        product = jnp.matmul(mine.T, jax.lax.dynamic_slice_in_dim(right, first[i], block), preferred_element_type=wide)
+        before = jax.lax.dynamic_index_in_dim(out, group[i], keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(out, before + product, group[i], 0)
+
+    return jax.lax.fori_loop(jnp.zeros((), used.dtype), used, step, jnp.zeros((group_sizes.shape[0], left.shape[1], right.shape[1]), wide))
+
+
+def expert_block(tokens: int, top_k: int, experts: int) -> int:
+    """Rows per block: the mean group size as a power of two, between 1 and 128."""
+    mean = max(1, tokens * top_k // experts)
+    return int(min(128, 2 ** int(np.log2(mean))))
