@@ -78,7 +78,7 @@ def convert(
     audit.require(source.path)
     placed = placements(config.plan, abstract.shapes, scan)
     stored = _stored_dtypes(audit.expansion.assignments, placed, source.tensors, dtype)
-    total = sum(stored[key].itemsize * int(np.prod(shape)) for place in placed.values() for key, shape in _entries(place))
+    total = sum(stored[key].itemsize * int(np.prod(shape)) for place in placed.values() for key, shape in entries(place))
     kept = kept_files(source.path)
     findings = source_findings(source, family, config, audit.expansion)
     narrowed = _narrowed(audit.expansion.assignments, placed, source.tensors, stored)
@@ -95,7 +95,7 @@ def convert(
         "config": {"raw": source.config.raw, "effective": effective_config(source, family), "defaults": source.config.defaults},
         "parameters": {path: list(shape) for path, shape in abstract.shapes.items()},
         "layouts": {", ".join(a.rule.targets): list(a.layout.sources) for a in audit.expansion.assignments},
-        "tensors": {n: {"dtype": i.dtype, "shape": list(i.shape), "shard": str(i.shard.relative_to(source.path))} for n, i in _disk_order(source.tensors)},
+        "tensors": {n: {"dtype": i.dtype, "shape": list(i.shape), "shard": str(i.shard.relative_to(source.path))} for n, i in disk_order(source.tensors)},
         "dropped": {n: {"nbytes": source.tensors[n].nbytes, "reason": f"tied to {e.to}"} for n, e in audit.expansion.tied.items()}
         | {n: {"nbytes": source.tensors[n].nbytes, "reason": e.reason} for n, e in audit.expansion.ignored.items()},
         "narrowed": {name: list(pair) for name, pair in narrowed.items()},
@@ -103,11 +103,11 @@ def convert(
         "files": [path.name for path in kept],
         "versions": {name: importlib.metadata.version(name) for name in ("orbax-checkpoint", "flax", "jax", "transformers")},
     }
-    with _output(out, replace) as folder:
+    with output_folder(out, replace) as folder:
         ensure_free(folder, total + sum(p.stat().st_size for p in kept) + MARGIN)
         writer = CheckpointWriter(folder)
         for place in placed.values():
-            for key, shape in _entries(place):
+            for key, shape in entries(place):
                 writer.declare(key, shape, stored[key], bool(place.layers) and not place.unscanned)
         _stream(audit.expansion.assignments, placed, writer, FiniteReader(source.tensors, source.path), total, progress)
         (folder / HF_FILES).mkdir()
@@ -118,11 +118,12 @@ def convert(
     return Conversion(out, family.name, scan, metadata["dtype"], len(placed), len(source.tensors), total, audit, narrowed, findings)
 
 
-def _entries(place: Placement):
+def entries(place: Placement):
+    """(key, shape) of everything on disk that holds a parameter."""
     return [(key, place.entry_shape) for key in place.keys]
 
 
-def _disk_order(tensors):
+def disk_order(tensors):
     """Tensors by shard and position in it."""
     order = {shard: i for i, shard in enumerate(tensors.shards)}
     return sorted(tensors.items(), key=lambda item: (order[item[1].shard], item[1].begin))
@@ -199,7 +200,7 @@ def _replaceable(out: Path, source) -> bool:
 
 
 @contextlib.contextmanager
-def _output(out: Path, replace: bool) -> Iterator[Path]:
+def output_folder(out: Path, replace: bool) -> Iterator[Path]:
     """A folder that becomes `out` at the end; with `replace`, what is at `out` stays until then."""
     remove_abandoned(out)
     target = out.with_name(f".{out.name}.new") if replace else out

@@ -36,7 +36,9 @@ class RunCheckpoints:
         try:
             self.manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(_tree(state)), run=ocp.args.JsonSave(about)), force=True)
         except OSError as error:
-            raise InputError(f"The checkpoint of step {step} cannot be written: {error}", self.folder, "Free some space; the steps before it are kept") from None
+            raise InputError(
+                f"The checkpoint of step {step} cannot be written: {error}", self.folder, "Free some space; the steps before it are kept"
+            ) from None
 
     def check(self, step: int) -> dict:
         """What step `step` says of its run. Raises InputError when it is another run's, or cannot be read."""

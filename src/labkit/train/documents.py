@@ -7,7 +7,7 @@ import numpy as np
 
 from labkit.errors import InputError
 
-KINDS = "a UTF-8 text, a .jsonl with one {\"text\": ...} per line, or a .npy of whole numbers"
+KINDS = 'a UTF-8 text, a .jsonl with one {"text": ...} per line, or a .npy of whole numbers'
 
 
 def read_documents(path, source=None, *, vocab_size: int | None = None) -> list[np.ndarray]:
@@ -76,5 +76,7 @@ def _require_ids(document: np.ndarray, vocab_size: int, where: str, block: int =
         if wrong.size:
             index = start + int(wrong[0])
             raise InputError(
-                f"Token {int(document[index])} is outside the vocabulary of {vocab_size}", f"{where}, index {index}", "Make the tokens with this model's tokenizer"
+                f"Token {int(document[index])} is outside the vocabulary of {vocab_size}",
+                f"{where}, index {index}",
+                "Make the tokens with this model's tokenizer",
             )

@@ -3,10 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from labkit.layers.plan import LayerPlan
+from labkit.models.registry import get_family
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +45,10 @@ def split_model(model: nnx.Module) -> tuple[ModelParts, dict[str, jax.Array], nn
     if len(leaves) != len(flat):
         raise ValueError(f"{len(flat)} parameters hold {len(leaves)} arrays")
     return ModelParts(graphdef, treedef, tuple(flat), specs, model.config.plan), dict(zip(flat, leaves)), frozen
+
+
+def with_compute_dtype(model: nnx.Module, model_type: str, dtype) -> nnx.Module:
+    """The same arrays in a model that computes in `dtype`."""
+    config = dataclasses.replace(model.config, dtype=jnp.dtype(dtype))
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: get_family(model_type).create(config, rngs=nnx.Rngs(0), mesh=model.mesh)))
+    return nnx.merge(graphdef, nnx.state(model))
