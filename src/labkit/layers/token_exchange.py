@@ -57,14 +57,13 @@ class Exchange:
             x = jax.lax.psum_scatter(x, self.gathered, scatter_dimension=0, tiled=True)
         else:
             x = x.reshape(*(self.shards((axis,)) for axis in self.gathered), -1, x.shape[-1])
-            for axis in self.gathered:
+            for dim, axis in reversed(list(enumerate(self.gathered))):
                 if axis in partial:
-                    x = jax.lax.psum_scatter(x, axis, scatter_dimension=0)
+                    x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim)
                 elif axis in columns:
-                    x = jax.lax.all_to_all(x, axis, split_axis=0, concat_axis=x.ndim - 2)
+                    x = jnp.squeeze(jax.lax.all_to_all(x, axis, split_axis=dim, concat_axis=x.ndim - 1, tiled=True), dim)
                 else:
-                    x = jax.lax.dynamic_index_in_dim(x, self.index((axis,)), keepdims=False)
-            x = x.reshape(x.shape[0], -1)
+                    x = jax.lax.dynamic_index_in_dim(x, self.index((axis,)), dim, keepdims=False)
         rest = tuple(axis for axis in partial if axis not in self.gathered)
         return jax.lax.psum(x, rest) if rest else x
 
