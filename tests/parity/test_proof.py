@@ -71,6 +71,20 @@ def test_a_name_that_the_reference_refuses_gives_way_to_the_next():
     assert not refused.passed and "nonsense" in refused.first_failure.reason and len(refused.steps) == 1
 
 
+@pytest.mark.parametrize(("apart", "ours", "value", "told"), [(0.0, 1e-3, 1e-3, False), (1e-3, 1e-3, 0.0, True), (1e-3, 2e-3, 1e-3, True), (1e-3, 0.0, 0.0, False)])
+def test_a_cache_is_measured_by_the_references_own_where_the_reference_contradicts_itself(monkeypatch, apart, ours, value, told):
+    """apart, ours: how far the reference's cached decoding and ours lie from its full forward."""
+    subject = proof._Subject()
+    subject.tokens, subject.rows = np.zeros((2, 12), np.int32), 2
+    full = np.linspace(1.0, 2.0, 2 * 12 * 3).reshape(2, 12, 3)
+    cut = lambda array, pieces: np.split(array, np.cumsum(pieces)[:-1], axis=1)
+    subject.reference = type("Reference", (), {"cached_logits": lambda self, tokens, pieces, mask=None: cut(full + 2 * apart, pieces)})()
+    monkeypatch.setattr(subject, "feed", lambda pieces, mask=None: cut(full + 2 * ours, pieces), raising=False)
+    error, note = subject.through_cache([7, 1, 4], lambda parts: float(np.abs(np.concatenate(parts, 1) - full).max() / 2))
+    assert error == pytest.approx(value, rel=0.5, abs=1e-12) and bool(note) is told
+    assert not told or "differs from its own full forward by 1.0e-03" in note
+
+
 def test_one_configuration_that_fails_is_enough():
     found = proof.Proof("x", steps=[Step("prefill", "a", True, 1e-15), Step("prefill", "b", False, 2.0)])
     assert not found.holds("prefill") and found.worst("prefill") == 2.0 and not found.holds("decode")

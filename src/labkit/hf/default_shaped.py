@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.tiny_rules import TOKENS, VALUES, tiny_values
+from labkit.hf.variant_choices import layer_kinds
 
 HIDDEN, HEADS, HEAD_DIM = 64, 4, 16
 _HIDDEN_KEYS = "hidden_size n_embd d_model n_embed dim embed_dim word_embed_proj_dim embedding_size".split()
@@ -25,7 +26,10 @@ def default_shaped(model_type: str) -> Iterator[str]:
         defaults = CONFIG_MAPPING[model_type]().to_dict()
     base = tiny_values(defaults)
     values = {key: defaults[key] for key in base if (key in VALUES or key == "rope_parameters") and key not in ("mlp_only_layers", *TOKENS)}
-    yield _name(model_type, values | _sizes(defaults, base))
+    sizes = _sizes(defaults, base)
+    yield _name(model_type, values | sizes)
+    # A class may leave the kinds of its layers to the checkpoint.
+    yield from (_name(model_type, values | sizes | kinds) for kinds in layer_kinds(model_type))
     yield _name(model_type, values)
     yield _name(model_type, {"seed": 1})
 

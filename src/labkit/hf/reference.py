@@ -111,6 +111,15 @@ class Reference:
             logits = to_numpy(self.model(**self._arguments(tokens, attention_mask), use_cache=False).logits)
         return _finite(logits, self)
 
+    def cached_logits(self, tokens, pieces, attention_mask=None) -> list[np.ndarray]:
+        """As `logits`, [batch, piece, vocab] for each of the pieces that tokens are given in through the reference's own cache. Raises what the model raises."""
+        from labkit.hf.cached_decoding import decode_in_pieces
+
+        arguments = self._arguments(tokens, attention_mask)
+        with self._running():
+            parts = decode_in_pieces(self.model, arguments["input_ids"], pieces, arguments.get("attention_mask"))
+        return [_finite(to_numpy(part), self) for part in parts]
+
     def capture(self, tokens, attention_mask=None) -> Capture:
         """One forward with every module recorded; the logits are in `outputs["logits"]`."""
         with self._running(), recording(self.model) as capture:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from labkit.errors import BlockedError, InputError, LabError
+from labkit.hf.cached_decoding import decode_with_cache
 from labkit.hf.threads import PATIENT, one_thread
 
 _ERRORS = {"InputError": InputError, "BlockedError": BlockedError, "LabError": LabError}
@@ -154,26 +155,6 @@ def _run(reference, observer, record: SourceRecord):
         except Exception as error:  # whatever the reference cannot do is a note, not a fault of the record
             record.notes.append(f"{record.models[-1]}: {name} fails in the reference: {type(error).__name__}: {str(error)[:300]}")
         observer.kinds.note_buffers(reference.model)
-
-
-def decode_with_cache(model, tokens, prompt: int = 7):
-    """A prompt, then the rest of tokens (torch [batch, length]) one by one, with the cache that the model itself makes. Raises what the model raises."""
-    import inspect
-
-    import torch
-    from transformers.cache_utils import Cache
-
-    names = inspect.signature(inspect.unwrap(type(model).forward)).parameters
-    name = next((name for name in ("cache", "past_key_values", "cache_params", "state") if name in names), "cache")
-    cache = None
-    for start, end in ((0, prompt), *((i, i + 1) for i in range(prompt, tokens.shape[1]))):
-        more = {} if cache is None else {name: cache}
-        if "position_ids" in names:
-            more["position_ids"] = torch.arange(start, end)[None].expand(tokens.shape[0], -1)
-        outputs = model(input_ids=tokens[:, start:end], use_cache=True, **more)
-        cache = next((value for value in outputs.values() if isinstance(value, Cache)), outputs.get(name))
-        if cache is None:
-            raise ValueError("the model returns no cache")
 
 
 def _describe(model, index: int, observer, record: SourceRecord):

@@ -14,7 +14,7 @@ from labkit.hf import architectures
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.scratch import ensure_free, scratch_dir
 from labkit.hf.tiny_rules import candidates
-from labkit.hf.tiny_weights import fill_weights
+from labkit.hf.tiny_weights import fill_weights, widen_computed_buffers
 
 MAX_PARAMETERS = 200_000_000
 TRIAL = 24  # tokens of the run that every new tiny model must survive; beyond its window
@@ -126,11 +126,12 @@ def build_tiny(model_type: str, overrides: dict, seed: int, where: str = ""):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
                     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-                fill_weights(network, seed)
+                computed = fill_weights(network, seed)
                 with torch.no_grad():
                     logits = network(input_ids=torch.arange(TRIAL)[None] % config.get_text_config(decoder=True).vocab_size, use_cache=False).logits
                 if not torch.isfinite(logits).all():
                     raise ValueError("the logits are not finite")
+                widen_computed_buffers(network, computed)
                 return network
             except InputError as error:
                 failure = failure or error

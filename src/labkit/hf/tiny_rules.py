@@ -30,6 +30,10 @@ _SIZES = (
     (4, "n_group num_expert_group"),
     (2, "topk_group layer_group_size"),
     (16, "index_head_dim index_n_heads"),
+    (3, "indexer_n_heads indexer_compress_ratio"),
+    (1, "indexer_kv_heads"),
+    (12, "indexer_head_dim"),
+    (6, "indexer_budget"),
     (5, "index_topk"),
     (4, "rotary_dim laurel_rank"),
     (14, "global_head_dim"),
@@ -99,6 +103,7 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
     key_values: list[dict] = [{}]
     if "num_key_value_heads" in base and heads:
         key_values.insert(0 if "kv_lora_rank" in base else 1, {"num_key_value_heads": heads})
+        key_values.append({"num_key_value_heads": 1})  # some layers of a class may have a multiple of what the config says
     experts: list[dict] = [{}] + ([{"num_experts_per_tok": 1}] if "num_experts_per_tok" in base else [])
     layers = defaults.get("num_hidden_layers")
     lists = {key: value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}

@@ -1,14 +1,17 @@
 """Random weights without neutral values: every norm, bias, router and multiplier changes the result."""
 
 
-def fill_weights(network, seed: int) -> None:
+def fill_weights(network, seed: int) -> list[str]:
     """Overwrites the parameters and saved buffers of a freshly built reference model, deterministically in the order of their names.
+
+    Returns the names of the buffers that it leaves because the constructor computes them.
 
     Embeddings: normal, narrower where they are also the head, so that logits stay moderate.
     Other matrices: normal, scaled by 1 / sqrt(fan in), so that every sublayer weighs as much as its residual.
     Vectors, and matrices that the reference initialises to a pattern (state-space decays and the like): what the reference chose, times and plus
     noise, so a norm weight is near 1 (or 0) and never equal to it.
     Buffers that the constructor computes (decays of a linear attention) stay as they are: they depend on each other.
+    Other buffers are moved upwards only: a router adds them to scores and may put 0 where an expert is out; below 0 it would choose among those, a tie.
     """
     import torch
 
@@ -21,7 +24,7 @@ def fill_weights(network, seed: int) -> None:
     head = getattr(network.get_output_embeddings(), "weight", None)
     saved = network.state_dict(keep_vars=True)
     buffers = {id(buffer) for buffer in network.buffers()}
-    seen = set()
+    seen, computed = set(), []
     with torch.no_grad():
         for name in sorted(saved):
             value = saved[name]
@@ -29,14 +32,34 @@ def fill_weights(network, seed: int) -> None:
                 continue
             seen.add(value.data_ptr())
             if id(value) in buffers and value.unique().numel() > 2:
+                computed.append(name)
                 continue
             if id(value) in embeddings:
                 value.copy_(normal(value.shape) * (0.3 if value is head else 1.0))
             elif value.ndim >= 2 and _drawn_at_random(value):
                 value.copy_(normal(value.shape) / _fan_in(name, value) ** 0.5)
             else:
-                value.copy_(value * (1 + 0.2 * normal(value.shape)) + 0.25 * _unit(value) * normal(value.shape))
+                noise, shift = normal(value.shape), normal(value.shape)
+                value.copy_(value * (1 + 0.2 * noise) + 0.25 * _unit(value) * (shift.abs() if id(value) in buffers else shift))
         _as_loading_leaves_them(network, saved)
+    return computed
+
+
+def widen_computed_buffers(network, names: list[str]) -> None:
+    """These buffers in float64: a linear attention computes several decays from one slope, and if each were rounded alone, they would contradict each other."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from labkit.hf.exact import exact_mode
+
+    if not names:
+        return
+    with exact_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        exact = AutoModelForCausalLM.from_config(network.config, dtype=torch.float64, attn_implementation="eager")
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        network.get_submodule(path)._buffers[leaf] = exact.get_submodule(path)._buffers[leaf]
 
 
 def _as_loading_leaves_them(network, saved) -> None:

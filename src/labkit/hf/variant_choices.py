@@ -56,6 +56,11 @@ def choices(model_type: str) -> list[dict]:
     return found
 
 
+def layer_kinds(model_type: str) -> list[dict]:
+    """The choices that say which kind each layer is, in the order of `choices`; raises as it does."""
+    return [choice for choice in choices(model_type) if any(key in choice for key in _LAYERS)]
+
+
 def _others(key: str, value, annotation: str, tested: bool, compared: set[str]) -> list:
     """Other values of one key. tested: a condition of the file mentions it; compared: the strings that it is compared with there."""
     if isinstance(value, bool):

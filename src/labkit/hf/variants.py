@@ -4,8 +4,8 @@ import itertools
 import json
 
 from labkit.errors import InputError, LabError
+from labkit.hf.cached_decoding import decode_with_cache
 from labkit.hf.quiet import quiet_transformers
-from labkit.hf.source_record import decode_with_cache
 from labkit.hf.threads import one_thread
 from labkit.hf.tiny import TRIAL, parse_tiny, tiny_configs, tiny_directory
 from labkit.hf.variant_choices import choices

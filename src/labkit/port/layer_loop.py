@@ -40,8 +40,19 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     lines = [f"{indent}def {step}({', '.join([layer, cache, *carry])}):"]
     lines += rewriter.block(node.body, indent + "    ")
     lines += [f"{indent}    return {', '.join(carry)}", ""]
-    lines += [f"{indent}{', '.join(carry)} = {cache}.run(self.{'layers' if stacked else attribute}, {step}, {', '.join(carry)})"]
+    grows = ", grows=True" if any(_grows(node.body, n) for n in carry) else ""
+    lines += [f"{indent}{', '.join(carry)} = {cache}.run(self.{'layers' if stacked else attribute}, {step}, {', '.join(carry)}{grows})"]
     return lines
+
+
+def _grows(body, name: str) -> bool:
+    """Each layer appends to it: `name = torch.cat([name, ...])`."""
+    for node in (n for s in body for n in ast.walk(s)):
+        joined = isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == [name] and isinstance(node.value, ast.Call)
+        if joined and ast.unparse(node.value.func) in ("torch.cat", "torch.concat", "torch.hstack") and node.value.args:
+            if isinstance(node.value.args[0], ast.List | ast.Tuple) and any(name in names_in(part) for part in node.value.args[0].elts):
+                return True
+    return False
 
 
 def _assigned(body) -> set[str]:

@@ -206,7 +206,7 @@ def translator_version() -> str:
 @functools.cache
 def _code_digest() -> str:
     here, hf = Path(__file__).parent, Path(labkit.__file__).parent / "hf"
-    used = ("source_record.py", "instrument*.py", "observer.py", "variants.py", "renames.py", "tiny*.py")
+    used = ("source_record.py", "instrument*.py", "observer.py", "cached_decoding.py", "variant*.py", "renames.py", "tiny*.py")
     files = [*here.rglob("*.py"), *here.rglob("*.j2"), *(f for pattern in used for f in hf.glob(pattern))]
     digest = hashlib.sha256()
     for file in sorted(files):
