@@ -2,6 +2,7 @@
 
 import ast
 
+from labkit.port.local_experts import in_halves
 from labkit.port.refusal import CannotTranslate
 from labkit.port.rewrite import Rewriter
 from labkit.port.shared_weights import sharing_lines, table_text
@@ -151,8 +152,12 @@ class InitRewriter(Rewriter):
         created = self._created(inner)
         name = f", name={self.attribute!r}" if self.attribute else ""
         if created is not None:
-            axes = self.t.axes(self.folded, self.attribute, raw=True)
-            return f"build.param({created[0]}, {created[1]}{f', axes={axes!r}' if axes else ''}{name})"
+            axes, shape = self.t.axes(self.folded, self.attribute, raw=True), created[1]
+            local = self.t.local_experts.get(f"{self.folded.file}::{self.folded.cls}")
+            if local is not None and self.attribute in local.halves and axes is not None:
+                place = local.halves[self.attribute]
+                shape, axes = in_halves(shape, place), (*axes[:place], None, *axes[place:])
+            return f"build.param({created[0]}, {shape}{f', axes={axes!r}' if axes else ''}{name})"
         value = super().expr(inner)
         return f"build.parameter({value}{name})"
 

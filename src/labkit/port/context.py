@@ -32,6 +32,7 @@ class Context:
         taken |= {p for f in functions.values() for p in f.parameters}
         self.needs = Needs(taken - {"torch", "nn"})
         self.config_attributes: dict[str, object] = {}
+        self.local_experts: dict = {}
         self.globals: dict[str, Symbol] = {}
         self.unproven: list[tuple[str, str]] = []
         self.labels: list[str] = []

@@ -77,6 +77,8 @@ class Emitter:
         """Logical axes of a linear layer's kernel, or of a raw parameter, from the reference's parallel plan and the shapes of the first recorded model."""
         from labkit.port.shard_axes import axes_for
 
+        if f"{folded.file}::{folded.cls}" in self.t.local_experts and raw:
+            return self._expert_axes(self.t.local_experts[f"{folded.file}::{folded.cls}"], attribute)
         modules, state, config = (getattr(self.t.facts.record, n)[0] for n in ("modules", "state", "config"))
         hidden = config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0
         for path, cls in modules.items():
@@ -88,6 +90,19 @@ class Emitter:
                 shape = tuple(state[f"{child}.weight"][1])
                 if len(shape) == 2:
                     return axes_for(child, shape[::-1], hidden, config.get("vocab_size") or 0, self.t.parallel_plan)
+        return None
+
+    def _expert_axes(self, local, attribute):
+        """Those of a parameter with one matrix or bias per expert, from the first recorded model that has it."""
+        from labkit.port.local_experts import local_experts_of
+        from labkit.port.shard_axes import expert_axes
+
+        record = self.t.facts.record
+        for modules, state, config in zip(record.modules, record.state, record.config):
+            hidden = config.get("hidden_size") or config.get("n_embd") or config.get("d_model") or 0
+            for path, cls in modules.items():
+                if f"{path}.{attribute}" in state and local_experts_of(self.t, cls) is local:
+                    return expert_axes(f"{path}.{attribute}", tuple(state[f"{path}.{attribute}"][1]), hidden, self.t.parallel_plan)
         return None
 
     # text
@@ -235,6 +250,8 @@ class Emitter:
         if numpy:
             body = [numpy_text(line) for line in body]
         lines = [f"{indent}@staticmethod"] if static else [f"{indent}@property"] if prop else []
+        if name == "__call__" and f"{folded.file}::{folded.cls}" in self.t.local_experts:
+            lines = [f"{indent}@{self.t.needs.use('labkit.layers.moe', 'on_local_experts')}"]
         lines.append(f"{indent}def {name or folded.node.name}({signature}):")
         lines.append(f"{indent}    {self.cite(folded.file, folded.original.lineno, folded.original)}")
         return lines + body

@@ -107,8 +107,7 @@ def rewrite_experts(context, rewriter, node: ast.For, indent: str) -> list[str] 
         raise CannotTranslate("a loop over experts without stacked weights", node)
     grouped = GroupedRewriter(rewriter, loop.expert, loop.token, loop.choice)
     groups = rewriter.use("labkit.layers.grouping", "group_tokens")
-    stacked = ast.unparse(weights[0].value) if rewriter.facts.is_parameter(weights[0].value) else rewriter.expr(weights[0].value)
-    lines = [f"{indent}groups = {groups}({rewriter.expr(loop.chosen)}, {stacked}.shape[0])"]
+    lines = [f"{indent}groups = {groups}({rewriter.expr(loop.chosen)}, {grouped.all_experts(weights[0].value)})"]
     for statement in node.body:
         if isinstance(statement, ast.Expr) and ast.unparse(statement.value.func).endswith(".index_add_"):
             lines.append(f"{indent}{loop.total} = groups.sum({grouped.expr(statement.value.args[2])})")
@@ -163,14 +162,24 @@ class GroupedRewriter(Rewriter):
         if isinstance(node, ast.Subscript) and self.expert in names_in(node.slice):
             if ast.unparse(node.slice) != self.expert:
                 raise CannotTranslate(f"an expert's weight indexed as {ast.unparse(node)}", node)
-            return self.expr(node.value)
+            return self.all_experts(node.value)
         return None
+
+    def all_experts(self, node) -> str:
+        """Weights of all experts: a parameter as it is, which knows how it is cut over a mesh; an array that was made from one otherwise."""
+        return ast.unparse(node) if self.facts.is_parameter(node) and isinstance(node, ast.Attribute) else self.expr(node)
+
+    def _way(self, node) -> str:
+        """What a product or a bias is told when gates and ups lie in turn."""
+        local = self.t.local_experts.get(f"{self.folded.file}::{self.folded.cls}")
+        attribute = getattr(node.value, "attr", None)
+        return ", interleaved=True" if local is not None and local.interleaved and attribute in local.halves else ""
 
     def x_Subscript(self, node):
         used = names_in(node.slice)
         weight = self._weight(node)
         if weight is not None:
-            return f"groups.{'expert' if self.facts.rank(node) == 2 else 'take'}({weight})"
+            return f"groups.expert({weight})" if self.facts.rank(node) == 2 else f"groups.take({weight}{self._way(node)})"
         if self._weight(node.value) is not None:
             raise CannotTranslate(f"a part of an expert's weight: {ast.unparse(node)}", node)
         if self.token in used or self.choice in used:
@@ -210,19 +219,19 @@ class GroupedRewriter(Rewriter):
         weight = self._weight(b["weight"])
         if weight is None:
             return super().op_linear(name, b, node)
-        text = f"groups.linear({self.expr(b['input'])}, {weight})"
+        text = f"groups.linear({self.expr(b['input'])}, {weight}{self._way(b['weight'])})"
         return f"({text} + {self.expr(b['bias'])})" if "bias" in b else text
 
     def x_BinOp(self, node):
         if isinstance(node.op, ast.MatMult):
             weight = self._weight(node.right)
             if weight is not None:
-                return f"groups.matmul({self.expr(node.left)}, {weight})"
+                return f"groups.matmul({self.expr(node.left)}, {weight}{self._way(node.right)})"
         return super().x_BinOp(node)
 
     def operation(self, name, node, args):
         if name in ("matmul", "mm") and len(args) == 2:
             weight = self._weight(args[1])
             if weight is not None:
-                return f"groups.matmul({self.expr(args[0])}, {weight})"
+                return f"groups.matmul({self.expr(args[0])}, {weight}{self._way(args[1])})"
         return super().operation(name, node, args)

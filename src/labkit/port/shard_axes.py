@@ -25,7 +25,7 @@ def axes_for(
     inner = "heads" if _ATTENTION.search(module) else "mlp"
     style = _style(module, plan or {})
     if "experts" in module.split(".") and rank >= 2 and not re.search(r"experts\.(\d+|\*|\{\w+\})(\.|$)", module):
-        return ("experts", *_matrix(shape[1:], hidden_size, "mlp", style, module, linear=False))
+        return expert_axes(path, shape, hidden_size, plan)
     if vocab_size in shape and rank == 2:
         other = "embed" if style is None or not style.startswith("replicate") else None
         return ("vocab", other) if shape[0] == vocab_size else (other, "vocab")
@@ -36,6 +36,12 @@ def axes_for(
         return _matrix(shape, hidden_size, inner, style, module, linear is not False)
     largest = max(range(rank), key=lambda dim: shape[dim])
     return tuple("embed" if size == hidden_size and dim != largest else inner if dim == largest else None for dim, size in enumerate(shape))
+
+
+def expert_axes(path: str, shape: Sequence[int], hidden_size: int, plan: Mapping[str, str] | None = None) -> tuple[str | None, ...]:
+    """The axes of a parameter [experts, ...] that holds one matrix, or one bias, per expert."""
+    module = re.sub(r"\.(weight|kernel|bias|embedding)$", "", path)
+    return ("experts", *_matrix(shape[1:], hidden_size, "mlp", _style(module, plan or {}), module, linear=False))
 
 
 def _matrix(shape: Sequence[int], hidden_size: int, inner: str, style: str | None, module: str, linear: bool) -> tuple[str | None, ...]:

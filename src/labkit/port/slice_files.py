@@ -3,7 +3,8 @@
 import ast
 import re
 
-from labkit.models.mapping import Transpose
+from labkit.models.mapping import Deinterleave, SplitAxis, Transpose
+from labkit.port.local_experts import local_experts_of
 from labkit.port.rules import Parameter, memory_names, write_rules
 from labkit.port.utils_text import write_utils
 
@@ -41,6 +42,10 @@ def parameters_of(context) -> tuple[list[Parameter], list[tuple[str, str]], list
                 path = f"{path.removesuffix('weight')}{_KERNELS[kind]}"
             memory, path = _numbered(memory, path)
             steps = (Transpose(1, 0),) if kind == "Linear" and leaf == "weight" else ()
+            experts = local_experts_of(context, modules.get(owner, ""))
+            if experts is not None and leaf in experts.halves:
+                axis = experts.halves[leaf]
+                steps = (*((Deinterleave(axis),) if experts.interleaved else ()), SplitAxis(axis, 2))
             key = (path, memory, steps)
             found.setdefault(key, Parameter(path, memory, tuple(shape), steps))
     return list(found.values()), list(tied), list(ignored)
