@@ -28,7 +28,7 @@ def cli() -> None:
 
 @cli.command(epilog=MODEL_HELP)
 @click.argument("model", default="smollm2-135m")
-@click.option("--phases", default="1,2,3,4", show_default=True, help="Phases to run, by number.")
+@click.option("--phases", default="1,2,3,4,5", show_default=True, help="Phases to run, by number.")
 @click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook parameter; at least one of the phases must know it.")
 @click.option("--force", is_flag=True, help="Run phases again even when nothing they depend on has changed.")
 @click.option("--keep", is_flag=True, help="Keep subset and checkpoints in the scratch folder when the verification fails.")
@@ -327,8 +327,7 @@ def board(types, jobs, out, apart, resume, time_limit, steps) -> None:
 @click.option("--length", default=2048, show_default=True, help="Tokens per row, and slots of the cache.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]), help="What is computed in.")
 @click.option("--param-dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]), help="What weights are kept in.")
-@click.option("--optimizer", default="adamw", show_default=True, help="Of the training step: adamw or sgd.")
-@click.option("--remat", default="full", show_default=True, type=click.Choice(["full", "dots", "attention", "none"]), help="What the backward pass computes anew.")
+@click.option("--remat", default="full", show_default=True, type=click.Choice(["full", "dots", "attention", "none"]), help="What is computed anew.")
 @click.option("--keep", default=None, type=click.Path(path_type=Path), help="A folder that gets the compiled programs as text.")
 @click.option("--timeout", default=3600.0, show_default=True, help="Seconds that compiling may take.")
 @as_json

@@ -1,0 +1,65 @@
+"""`labkit compile`: a model on a slice of TPU chips, seen by the TPU compiler. Weights are not read: a config is enough."""
+
+import dataclasses
+from pathlib import Path
+
+from labkit.errors import InputError
+from labkit.hf import open_source
+from labkit.hf.config import HFConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """The report of one command."""
+
+    report: object
+
+    def plain(self) -> str:
+        return self.report.plain()
+
+    def as_json(self) -> dict:
+        """The report; `status` "pass" or "fail", and the gates of every phase."""
+        gates = [{"phase": phase, **gate.model_dump()} for phase, gate in self.report.gates]
+        return {"model": self.report.model, "family": self.report.family, "status": "pass" if self.report.passed else "fail", "gates": gates} | {
+            "report": self.report.model_dump()
+        }
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.report.passed else 1
+
+
+def read_model_config(model: str, *, revision: str = "", trust_remote_code: bool = False) -> tuple[str, HFConfig]:
+    """(name, config) of a config.json, of a folder that holds one, or of anything that `open_source` takes."""
+    path = Path(model)
+    if path.suffix == ".json" and path.is_file():
+        return path.parent.name if path.stem == "config" else path.stem, HFConfig.read_file(path, trust_remote_code=trust_remote_code)
+    if (path / "config.json").is_file():
+        return path.name, HFConfig.read(path, trust_remote_code=trust_remote_code)
+    source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
+    return source.name, source.config
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`fsdp=16,tensor=8` -> sizes. Raises InputError for anything else."""
+    sizes: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        axis, _, size = part.partition("=")
+        if not size.strip().isdigit() or axis.strip() in sizes:
+            raise InputError(f"a mesh is written like fsdp=16,tensor=8, not {text!r}", "--mesh")
+        sizes[axis.strip()] = int(size)
+    return sizes
+
+
+def compile_model(model: str, *, topology: str, mesh: str, revision: str = "", trust_remote_code: bool = False, timeout: float = 3600, **options) -> Compiled:
+    """options: fields of `CompileJob`. Raises InputError, BlockedError (no slice, no compiler) and LabError (the compiler died)."""
+    from labkit.port.slices import ensure_slice
+    from labkit.scale import aot
+
+    name, config = read_model_config(model, revision=revision, trust_remote_code=trust_remote_code)
+    job = aot.CompileJob(
+        model=name, model_type=config.model_type, described=config.described, defaults=config.defaults, topology=topology, mesh=parse_mesh(mesh), **options
+    )
+    aot.check_job(job)
+    ensure_slice(config.model_type).require()
+    return Compiled(aot.compile_model(job, timeout=timeout))

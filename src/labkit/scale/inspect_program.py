@@ -1,0 +1,212 @@
+"""One program compiled and read: memory, operations, collectives, bounds on time, gates."""
+
+import re
+import time
+from pathlib import Path
+
+import jax
+
+from labkit.scale.chips import Topology
+from labkit.scale.collectives import Collective, find_collectives, is_expert
+from labkit.scale.hlo import parse_module
+from labkit.scale.hlo_cost import Product, hbm_bytes, products
+from labkit.scale.hlo_flow import Origins, count_executions
+from labkit.scale.programs import ModelPrograms
+from labkit.scale.report import CollectiveRow, FlopsCheck, Gate, MemoryUse, PhaseReport
+from labkit.scale.roofline import link_seconds, roofline
+
+FLOPS_LIMIT = 0.05
+"""How far compiled products with weights may lie from the family's formula."""
+
+_ATTENTION = re.compile(r"bkm[a-z],bks[a-z]->")
+"""The products of queries, keys and values in `layers/attention.py`."""
+
+_NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory")
+
+
+def inspect_program(programs: ModelPrograms, phase: str, topology: Topology, *, keep: str | None = None) -> PhaseReport:
+    """Compile one phase of a model and read the result. keep: a folder that gets the program as text."""
+    program, mesh = programs.program(phase), programs.mesh
+    started = time.perf_counter()
+    lowered = program.lower(mesh)
+    traced = time.perf_counter()
+    common = dict(phase=phase, batch=programs.batch, length=programs.length)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not _NO_MEMORY.search(str(error)):
+            raise
+        seconds = time.perf_counter() - traced
+        return PhaseReport(**common, status="does not fit", detail=_told(error), trace_seconds=traced - started, compile_seconds=seconds)
+    seconds = time.perf_counter() - traced
+    text = compiled.as_text()
+    if keep:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        (Path(keep) / f"{phase}.hlo").write_text(text, encoding="utf-8")
+    module = parse_module(text)
+    executions, origins = count_executions(module), Origins(module)
+    if len(module.entry.parameters) != len(program.roles):
+        raise ValueError(f"the compiled program has {len(module.entry.parameters)} parameters, the traced one {len(program.roles)}: roles cannot be told")
+    found = find_collectives(module, executions, origins, list(program.roles), dict(mesh.shape))
+    per_chip = topology.chip.devices_per_chip
+    coordinates = [(*device.coords, getattr(device, "slice_index", None) or 0) for device in mesh.devices.flat]
+    flops = check_flops(programs, phase, products(module, executions), compiled)
+    bound = roofline(
+        flops=flops.total,
+        hbm_bytes=hbm_bytes(module, executions),
+        collectives=found,
+        chip=topology.chip,
+        coordinates=coordinates,
+        devices_per_chip=per_chip,
+    )
+    memory = memory_use(compiled, program, topology)
+    seconds_of = lambda collective: link_seconds(collective, topology.chip, coordinates, per_chip)
+    gates = [expert_gate(found), replication_gate(programs), fit_gate(memory)]
+    if flops.ratio is not None:
+        off = abs(flops.ratio - 1)
+        gates.append(Gate(name="operations as the formula counts", passed=off <= FLOPS_LIMIT, detail=f"weights off by {off:.2%}, limit {FLOPS_LIMIT:.0%}"))
+    return PhaseReport(
+        **common,
+        status="compiled",
+        trace_seconds=traced - started,
+        compile_seconds=seconds,
+        memory=memory,
+        flops=flops,
+        collectives=collective_rows(found, seconds_of),
+        roofline=bound,
+        gates=gates,
+        notes=[f"a loop whose length depends on data is counted once: {name}" for name in executions.unknown],
+    )
+
+
+def _told(error: Exception) -> str:
+    """The compiler's own words about memory, without its addresses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "\n".join(lines[:12])[:2000]
+
+
+def memory_use(compiled, program, topology: Topology) -> MemoryUse:
+    """The compiler's figures; what the arguments are comes from their shardings."""
+    stats = compiled.memory_analysis()
+    kinds: dict[str, int] = {}
+    for role, leaf in zip(program.roles, jax.tree.leaves(program.arguments), strict=True):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        size = leaf.dtype.itemsize
+        for dim in shape:
+            size *= dim
+        kinds[role.kind] = kinds.get(role.kind, 0) + size
+    return MemoryUse(
+        arguments=stats.argument_size_in_bytes,
+        argument_kinds=kinds,
+        outputs=stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        code=stats.generated_code_size_in_bytes,
+        peak=stats.peak_memory_in_bytes,
+        available=topology.chip.hbm_bytes // topology.chip.devices_per_chip,
+    )
+
+
+def collective_rows(found: list[Collective], seconds_of) -> list[CollectiveRow]:
+    """Collectives of one kind that move the same thing over the same axes, largest first."""
+    groups: dict[tuple, list[Collective]] = {}
+    for collective in found:
+        axes = "?" if collective.axes is None else ", ".join(collective.axes) or "none"
+        groups.setdefault((collective.moves, collective.part, collective.kind, axes), []).append(collective)
+    rows = [
+        CollectiveRow(
+            moves=moves,
+            part=part,
+            kind=kind,
+            axes=axes,
+            count=len(members),
+            executions=sum(c.times for c in members),
+            bytes=sum(c.total for c in members),
+            seconds=sum(map(seconds_of, members)),
+            weights=list(dict.fromkeys(name for c in members for name in c.names)),
+            sources=list(dict.fromkeys(_short(c.source) for c in members)),
+        )
+        for (moves, part, kind, axes), members in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _short(op_name: str) -> str:
+    """The last two parts of an op name that say something."""
+    parts = [part for part in op_name.split("/") if part not in ("while", "body", "closed_call", "checkpoint", "rematted_computation")]
+    return "/".join(parts[-2:])
+
+
+def expert_gate(found: list[Collective]) -> Gate:
+    """No collective moves expert weights in the forward pass."""
+    offending = [c for c in found if c.moves_experts and c.part in ("forward", "recomputed")]
+    names = sorted({name for c in offending for name in c.names if is_expert(name)})
+    total = sum(c.total for c in offending)
+    detail = f"{', '.join(names)}: {total / 1e6:,.1f} MB per device and step" if offending else "none does"
+    return Gate(name="no collective moves expert weights", passed=not offending, detail=detail)
+
+
+def replication_gate(programs: ModelPrograms) -> Gate:
+    """No matrix of 256 or more elements per layer lies whole on every device where the mesh has axes to cut weights over."""
+    cutting = programs.mesh.size // programs.mesh.shape["data"]
+    plan = programs.config.plan
+    prefixes = tuple(plan.parameter_path(s, p) + "." for s, p, _ in plan.positions())
+    whole = []
+    for name in sorted(programs.trained):
+        leaf = programs.state[name]
+        own = leaf.shape[1:] if name.startswith(prefixes) else leaf.shape
+        size = 1
+        for dim in own:
+            size *= dim
+        if len(own) > 1 and size >= 256 and leaf.sharding.is_fully_replicated:
+            whole.append(name)
+    passed = cutting == 1 or not whole
+    return Gate(name="no parameter is replicated by accident", passed=passed, detail=", ".join(whole) if not passed else "every matrix is cut")
+
+
+def fit_gate(memory: MemoryUse) -> Gate:
+    return Gate(name="fits into HBM", passed=memory.peak <= memory.available, detail=f"{memory.share:.0%} of it at the peak")
+
+
+def check_flops(programs: ModelPrograms, phase: str, found: list[Product], compiled) -> FlopsCheck:
+    """Compiled products by what and part, against the family's formula for the same tokens."""
+    experts = max((leaf.shape[1] for name, leaf in programs.state.items() if is_expert(name) and len(leaf.shape) > 2), default=0)
+    counted: dict[str, float] = {}
+    worst = 0.0
+    for product in found:
+        what = "attention" if _ATTENTION.search(product.op_name) else "grouped" if product.kind == "ragged" else "weights"
+        share = _local_share(product, experts)
+        label = f"{what}, {product.part}"
+        counted[label] = counted.get(label, 0) + product.total * share
+        worst += product.total
+    analysis = compiled.cost_analysis() or {}
+    check = FlopsCheck(compiled=dict(sorted(counted.items())), once=sum(p.flops for p in found), cost_analysis=analysis.get("flops", 0.0), worst_case=worst)
+    if worst > check.total * 1.001:
+        check.explained.append(f"grouped products are counted at balanced load; if one device's experts got every token it would be {worst / 1e12:.4f}")
+    if phase == "decode":
+        check.explained.append("the formula counts training steps; a decode step is left out")
+        return check
+    share = (1 if phase == "train" else 1 / 3) / programs.mesh.size
+    formula = programs.family.tflops(programs.config, batch=programs.batch, length=programs.length, log=False)
+    check.formula_weights, check.formula_attention = formula.weights * 1e12 * share, formula.attention * 1e12 * share
+    mine = lambda *whats: sum(count for label, count in counted.items() if label.split(", ")[0] in whats and not label.endswith("recomputed"))
+    check.ratio = mine("weights", "grouped") / check.formula_weights
+    if phase != "train":
+        check.explained.append("the formula's forward third: backward counts as twice forward")
+    if check.formula_attention:
+        check.explained.append(
+            f"attention compiled over formula {mine('attention') / check.formula_attention:.4f}: the formula counts pairs of query and key that meet, "
+            "the program whole blocks of them"
+        )
+    recomputed = sum(count for label, count in counted.items() if label.endswith("recomputed"))
+    if recomputed:
+        check.explained.append(f"recomputed for the backward pass (remat {programs.remat}): {recomputed / 1e12:.4f}, not in the formula")
+    return check
+
+
+def _local_share(product: Product, experts: int) -> float:
+    """The part of a grouped product's rows that belong to the device's own experts when the load is balanced."""
+    if product.kind != "ragged" or not experts:
+        return 1.0
+    local = next((dims[0] for dims in product.shapes if len(dims) == 3), experts)
+    return min(1.0, local / experts)
