@@ -6,12 +6,15 @@ other attention backends. Branches that the configuration chooses stay.
 
 import ast
 
+from labkit.port.dtypes import DTYPES, WIDE_DTYPES
 from labkit.port.facts import Facts
 from labkit.port.fold_calls import FoldCalls
 from labkit.port.fold_expressions import FoldExpressions
 from labkit.port.program import Program, Symbol, clone
 from labkit.port.shared_weights import TABLE, fills_table
-from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Folded, Ref, join
+from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Dtype, Folded, Ref, join
+
+ALL_DTYPES = {*DTYPES, *WIDE_DTYPES}
 
 
 class Folder(FoldExpressions, FoldCalls):
@@ -85,6 +88,8 @@ class Folder(FoldExpressions, FoldCalls):
         return {arg.arg: self._literal(default) for arg, default in pairs}
 
     def _literal(self, node):
+        if ast.unparse(node) in ALL_DTYPES:
+            return Dtype(ast.unparse(node))
         try:
             value = ast.literal_eval(node)
         except (ValueError, TypeError):

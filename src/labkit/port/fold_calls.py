@@ -3,7 +3,7 @@
 import ast
 
 from labkit.port.program import clone
-from labkit.port.values import CACHE_NAMES, DEAD_ATTRIBUTES, DEAD_CALLS, GIVEN, VARIES, Const, Ref, join
+from labkit.port.values import CACHE_NAMES, DEAD_ATTRIBUTES, DEAD_CALLS, GIVEN, VARIES, Const, Dtype, Ref, join
 
 
 class FoldCalls:
@@ -227,4 +227,6 @@ class FoldCalls:
             return Ref(symbol) if symbol.kind in ("function", "class") else VARIES
         if isinstance(node, (ast.Tuple, ast.List, ast.Dict, ast.BinOp, ast.Lambda)):
             return GIVEN
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch" and isinstance(self._literal(node), Dtype):
+            return self._literal(node)
         return self._observed(node)

@@ -3,7 +3,7 @@
 import ast
 
 from labkit.port.program import Symbol, clone
-from labkit.port.values import DEAD_ATTRIBUTES, GIVEN, VARIES, Const, Ref
+from labkit.port.values import DEAD_ATTRIBUTES, GIVEN, VARIES, Const, Dtype, Ref
 
 
 class FoldExpressions:
@@ -63,6 +63,8 @@ class FoldExpressions:
             value = env[node.id]
             if isinstance(value, Const) and isinstance(node.ctx, ast.Load):
                 return self._constant(node, value.value)
+            if isinstance(value, Dtype) and isinstance(node.ctx, ast.Load):
+                return ast.copy_location(ast.parse(value.text, mode="eval").body, node), value
             if isinstance(value, Ref):
                 owner, _, method = value.symbol.name.rpartition(".")
                 made = ast.Attribute(ast.Name("self", ast.Load()), method, ast.Load()) if owner else ast.Name(method, ast.Load())
@@ -203,7 +205,7 @@ class FoldExpressions:
                 equal = None
                 if isinstance(left, Const) and isinstance(right, Const):
                     equal = left == right if left.value is None or right.value is None else left.value == right.value
-                elif isinstance(right, Const) and right.value is None and (left is GIVEN or isinstance(left, Ref)):
+                elif isinstance(right, Const) and right.value is None and (left is GIVEN or isinstance(left, (Ref, Dtype))):
                     equal = False
                 if equal is not None:
                     return self._constant(node, equal == isinstance(op, (ast.Is, ast.Eq)))

@@ -5,30 +5,13 @@
 
 import ast
 
-from labkit.port.values import CACHE_NAMES
+from labkit.port.cache_paths import cache_of, give_cache
 
 
 def rows_by_slot(functions: dict) -> None:
     """Every such slice becomes `cache.tokens.slots`; functions that lack the cache are given it by their callers."""
-    wanting = []
-    for folded in functions.values():
-        if _replace(folded.node, _cache_of(folded) or "cache") and _cache_of(folded) is None:
-            wanting.append(folded)
-    while wanting:
-        target = wanting.pop()
-        target.extras["cache"] = None
-        for caller in functions.values():
-            for node in ast.walk(caller.node):
-                if isinstance(node, ast.Call) and target.key in getattr(node, "callees", []) and not any(k.arg == "cache" for k in node.keywords):
-                    node.keywords.append(ast.keyword("cache", ast.Name(_cache_of(caller) or "cache", ast.Load())))
-                    if _cache_of(caller) is None:
-                        wanting.append(caller)
-
-
-def _cache_of(folded) -> str | None:
-    args = folded.original.args
-    names = [a.arg for a in [*args.posonlyargs, *args.args, *args.kwonlyargs]] + list(folded.extras)
-    return next((name for name in names if name in CACHE_NAMES), None)
+    wanting = [folded for folded in functions.values() if _replace(folded.node, cache_of(folded) or "cache")]
+    give_cache(functions, wanting)
 
 
 def _replace(function, cache: str) -> bool:

@@ -14,8 +14,10 @@ from labkit.port.fold import Folder
 from labkit.port.grouped import mark_expert_loops, mark_split_loops
 from labkit.port.initial_state import start_from_state
 from labkit.port.last_rows import rows_by_slot
+from labkit.port.local_experts import find_local_experts
 from labkit.port.mutated import mark_mutations
 from labkit.port.own_casts import casts_to_locals
+from labkit.port.own_state import states_to_cache
 from labkit.port.program import Program, Symbol
 from labkit.port.reported import mark_reports
 from labkit.port.slice_files import head_ties, package_text, rules_text, utils_text
@@ -88,6 +90,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         mark_expert_loops(folded)
         mark_split_loops(folded, facts)
     rows_by_slot(functions)
+    states_to_cache(program, functions)
     count_by_capacity(functions)
     expand_starred(functions)
     casts_to_locals(functions)
@@ -98,6 +101,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
     context = Context(program, facts, functions, spine, trimmer)
     context.reports = reports
     context.heads = head_ties(context)
+    context.local_experts = find_local_experts(context)
     context.parallel_plan = tensor_parallel_plan(model_type)
     context.ropes = {s.key for s in ropes}
     context.config_class = tree.config_class.name if tree.config_class is not None else None

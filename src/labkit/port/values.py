@@ -37,10 +37,17 @@ class Ref:
     symbol: Symbol
 
 
+@dataclasses.dataclass(frozen=True)
+class Dtype:
+    """One of torch's dtypes, as it is written."""
+
+    text: str
+
+
 def join(a, b):
     if a == b:
         return a
-    if all(v is GIVEN or isinstance(v, Ref) or (isinstance(v, Const) and v.value is not None) for v in (a, b)):
+    if all(v is GIVEN or isinstance(v, (Ref, Dtype)) or (isinstance(v, Const) and v.value is not None) for v in (a, b)):
         return GIVEN
     return VARIES
 
