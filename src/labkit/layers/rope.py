@@ -17,8 +17,8 @@ from labkit.layers.precision import wide_dtype
 class Rope:
     """What decides the rotation of one kind of layer.
 
-    rope_type: default, linear, dynamic, yarn, longrope, llama3. dim: rotated channels per head. parameters: the other numbers of `rope_parameters`, as sorted
-    pairs so that the object can be hashed; `max_position_embeddings` comes from the config.
+    rope_type: default, linear, dynamic, yarn, longrope, llama3, proportional. dim: rotated channels per head. parameters: the other numbers of
+    `rope_parameters`, as sorted pairs so that the object can be hashed; `max_position_embeddings` comes from the config.
     """
 
     rope_type: str
@@ -40,7 +40,8 @@ class Rope:
         unknown = sorted(set(parameters) - _KNOWN_PARAMETERS)
         if unknown:
             raise ValueError(f"rope_parameters: nothing here reads {', '.join(unknown)}")
-        factor = parameters.get("partial_rotary_factor") or 1.0
+        # "proportional" turns whole heads; the factor is the share of frequencies that are not zero.
+        factor = 1.0 if rope_type == "proportional" else parameters.get("partial_rotary_factor") or 1.0
         if factor != 1.0 and not partial:
             raise ValueError(f"rope_parameters: partial_rotary_factor is {factor}, and this family rotates whole heads")
         frozen = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in parameters.items() if k not in ("rope_type", "type", "rope_theta")}
@@ -129,7 +130,19 @@ def _llama3(rope, wide, length):
     return np.where(medium, blended, scaled).astype(wide), 1.0
 
 
-_FREQUENCIES = {"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "longrope": _longrope, "llama3": _llama3}
+def _proportional(rope, wide, length):
+    """The first `partial_rotary_factor` of the pairs turn, at frequencies spread over the whole head; the others stand still."""
+    given = dict(rope.parameters)
+    partial = given.get("partial_rotary_factor")
+    angles = int((1.0 if partial is None else partial) * rope.dim // 2)
+    turned = _plain(rope, wide)[:angles]
+    return np.concatenate([turned, np.zeros(rope.dim // 2 - angles, wide)]) / np.asarray(given.get("factor") or 1.0, wide), 1.0
+
+
+_FREQUENCIES = {
+    **{"default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "longrope": _longrope, "llama3": _llama3},
+    "proportional": _proportional,
+}
 
 
 _KNOWN_PARAMETERS = {

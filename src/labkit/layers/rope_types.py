@@ -41,24 +41,15 @@ def rope_init(config, positions=None, *, default=None, layer_type: str | None = 
     head_dim = getattr(config, head_dim_key, None) or config.hidden_size // config.num_attention_heads
     partial = given.get("partial_rotary_factor")
     partial = 1.0 if partial is None else partial
-    if rope_type == "proportional":
-        return _proportional(given, head_dim, partial, wide)
-    if rope_type not in ("default", "linear", "dynamic", *SCALED):
+    if rope_type not in ("default", "linear", "dynamic", "proportional", *SCALED):
         raise ValueError(f"rope_parameters: rope type {rope_type!r} is not one of default, linear, dynamic, yarn, longrope, llama3, proportional")
     if rope_type == "yarn" and layer_type is not None:
         # The reference reads `truncate` from the outer mapping, whatever the layer type.
         given["truncate"] = config.rope_parameters.get("truncate", True)
     numbers = tuple((key, value) for key, value in given.items() if key not in ("rope_type", "type", "rope_theta"))
-    rope = Rope(rope_type, float(given["rope_theta"]), int(head_dim * partial), getattr(config, "max_position_embeddings", None), numbers)
+    turned = head_dim if rope_type == "proportional" else int(head_dim * partial)
+    rope = Rope(rope_type, float(given["rope_theta"]), turned, getattr(config, "max_position_embeddings", None), numbers)
     if positions is None or rope_type not in ("dynamic", "longrope"):
         inv_freq, scaling = inverse_frequencies(rope, config.dtype, np.asarray(0))
         return np.asarray(inv_freq, wide), scaling
     return inverse_frequencies(rope, config.dtype, jnp.max(positions) + 1)
-
-
-def _proportional(given, head_dim: int, partial: float, wide):
-    """The first `partial` of the pairs turn, at frequencies spread over the whole head; the others stand still."""
-    angles = int(partial * head_dim // 2)
-    turned = 1.0 / np.power(np.asarray(given["rope_theta"], wide), np.arange(0, 2 * angles, 2, dtype=wide) / np.asarray(head_dim, wide))
-    inv_freq = np.concatenate([turned, np.zeros(head_dim // 2 - angles, wide)])
-    return inv_freq / np.asarray(given.get("factor", 1.0), wide), 1.0

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from labkit.errors import InputError
 from labkit.layers.plan import LayerPlan
+from labkit.models.stated_keys import STATED_KEYS
 
 IRRELEVANT_KEYS = {
     "_name_or_path": "where the config was loaded from",
@@ -15,6 +16,7 @@ IRRELEVANT_KEYS = {
     "attention_dropout": "dropout acts in training only, and the lab trains without it",
     "auto_map": "names remote code, which the source opens only on request",
     "bos_token_id": "tokenizer and generation",
+    "cache_implementation": "generation",
     "chunk_size_feed_forward": "splits a product without changing it",
     "decoder_start_token_id": "generation",
     "dtype": "the storage type; tensors carry their own",
@@ -25,6 +27,7 @@ IRRELEVANT_KEYS = {
     "is_encoder_decoder": "refused before the slice is chosen when true",
     "is_llama_config": "a marker of the publisher",
     "label2id": "classification heads",
+    "model_max_length": "tokenizer",
     "output_attentions": "asks the reference for extra outputs",
     "output_hidden_states": "asks the reference for extra outputs",
     "output_router_logits": "asks the reference for extra outputs",
@@ -33,6 +36,7 @@ IRRELEVANT_KEYS = {
     "problem_type": "classification heads",
     "quantization_config": "walls are found before the slice is chosen",
     "return_dict": "shape of the reference's return value",
+    "task_specific_params": "generation",
     "torch_dtype": "the storage type; tensors carry their own",
     "transformers.js_config": "another runtime",
     "transformers_version": "the version that wrote the file",
@@ -174,7 +178,6 @@ class LayerConfigs:
 
 def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32, param_dtype=None):
     """(config, reading) of a family from the config as the installed class sees it.
-
     reading: key -> (use, reason) with use "read", "irrelevant" or "default". Raises InputError that names a key which nothing reads and which is not at its
     default, a key that the slice misses, or a value that it cannot obey.
     """
@@ -187,16 +190,20 @@ def read_config(family, effective: Mapping, defaults: Mapping, dtype=jnp.float32
     except (TypeError, ValueError) as error:
         raise InputError(f"the config asks for something that this slice cannot do: {error}", where, "see the slice's file for what it supports") from error
     reasons = IRRELEVANT_KEYS | family.config.IRRELEVANT
+    stated = STATED_KEYS.get(family.name, {})
     reading, refused = {}, []
     for key, value in effective.items():
         if key in view.read:
             reading[key] = ("read", "")
         elif key in reasons:
             reading[key] = ("irrelevant", reasons[key])
+        elif key in stated and stated[key].agrees(value, effective):
+            reading[key] = ("irrelevant", stated[key].reason)
         elif value is None or (key in defaults and defaults[key] == value) or key == "model_type":
             reading[key] = ("default", "")
         else:
-            refused.append(f"{key} = {value!r}" + (f" (default {defaults[key]!r})" if key in defaults else " (unknown to the installed config class)"))
+            told = f" ({stated[key]})" if key in stated else ""
+            refused.append(f"{key} = {value!r}{told}" + (f" (default {defaults[key]!r})" if key in defaults else " (unknown to the installed config class)"))
     if refused:
         raise InputError(
             f"config keys that the slice does not read and that are not at their default: {'; '.join(refused)}",
