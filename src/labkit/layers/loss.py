@@ -51,12 +51,20 @@ def load_balancing_loss(tokens_per_expert, router_probability):
     return num_experts * jnp.sum(jnp.mean(tokens_per_expert, 0) * jnp.mean(router_probability, 0))
 
 
-def router_loss(router_logits, top_k: int):
-    """`load_balancing_loss` from router logits [..., tokens, experts] of all layers, each token choosing its `top_k` most probable experts."""
+def router_loss(router_logits, top_k: int, counted=None):
+    """`load_balancing_loss` from router logits [..., tokens, experts] of all layers, each token choosing its `top_k` most probable experts.
+
+    counted: tokens that are not padding, bool or int of any shape with as many elements as there are tokens in one layer; all when None.
+    """
     num_experts = router_logits.shape[-1]
-    probability = jax.nn.softmax(widen(router_logits.reshape(-1, router_logits.shape[-2], num_experts)), -1)
+    tokens = router_logits.shape[-2] if counted is None else counted.size
+    probability = jax.nn.softmax(widen(router_logits.reshape(-1, tokens, num_experts)), -1)
     chosen = jax.nn.one_hot(jax.lax.top_k(probability, top_k)[1], num_experts, dtype=probability.dtype).sum(-2)
-    return load_balancing_loss(chosen.mean(1), probability.mean(1))
+    if counted is None:
+        return load_balancing_loss(chosen.mean(1), probability.mean(1))
+    weight = (counted.reshape(-1, 1) != 0).astype(probability.dtype)
+    total = jnp.maximum(jnp.sum(weight), jnp.ones((), weight.dtype))
+    return load_balancing_loss((chosen * weight).sum(1) / total, (probability * weight).sum(1) / total)
 
 
 def router_statistics(router_logits, top_k: int) -> dict:
@@ -85,12 +93,13 @@ def mixture_lm_loss(model, batch, *, coefficient: float | None = None, top_k: in
     """(loss, aux): the cross-entropy plus the router's load-balancing loss times `coefficient` (None: `config.router_aux_loss_coef`).
 
     The model's aux holds it as `moe_lb_loss`, or the `router_logits` that make it with `top_k`; a model whose layers are all dense holds neither. batch: as for
-    `causal_lm_loss`; targets_segmentation masks the cross-entropy alone.
+    `causal_lm_loss`; targets_segmentation masks the cross-entropy alone, padding in inputs_segmentation is left out of both.
     """
     logits, aux = model(batch["inputs"], batch.get("inputs_position"), batch.get("inputs_segmentation"), return_aux=True)
     loss = cross_entropy(logits, batch["targets"], batch.get("targets_segmentation"))
     if "moe_lb_loss" not in aux and "router_logits" in aux:
-        aux = aux | router_statistics(aux["router_logits"], top_k) | {"moe_lb_loss": router_loss(aux["router_logits"], top_k)}
+        balance = router_loss(aux["router_logits"], top_k, batch.get("inputs_segmentation"))
+        aux = aux | router_statistics(aux["router_logits"], top_k) | {"moe_lb_loss": balance}
     if "moe_lb_loss" in aux:
         loss = loss + (model.config.router_aux_loss_coef if coefficient is None else coefficient) * aux["moe_lb_loss"]
     return loss, aux

@@ -3,14 +3,17 @@
 import contextlib
 import contextvars
 
+from labkit.layers.tags import tag
+
 _sink = contextvars.ContextVar("labkit_report_sink", default=None)
 
 
 def report(name: str, value):
     """Add `value` to the aux of the running call: inside a layer's step it is stacked over the layers that report it. Returns `value`.
 
-    A second value of one name in one step becomes `name#1`.
+    A second value of one name in one step becomes `name#1`. Whoever records the call sees it under its name too.
     """
+    value = tag(value, name)
     sink = _sink.get()
     if sink is not None:
         count = sum(key == name or key.startswith(f"{name}#") for key in sink)

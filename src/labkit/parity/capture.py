@@ -16,6 +16,9 @@ from flax import nnx
 from labkit.layers.tags import current_layer, observing
 from labkit.parity.citation import short_path
 
+ROUTER_LOGITS = "router_logits"
+"""What routers report for the auxiliary loss: on record as the router's own output, where the module returns its choice alone."""
+
 
 class Recording(dict):
     """name -> what a module or tagged point gave, float64 or as computed.
@@ -67,6 +70,7 @@ class _Interceptor:
         self.model, self.recording, self.inject = model, recording, inject
         self.stack: list[tuple[object, str]] = []
         self.counts: dict[str, int] = {}
+        self.reported: dict[str, object] = {}
 
     def wrap(self, original):
         def call(module, *args, **kwargs):
@@ -115,6 +119,8 @@ class _Interceptor:
         if first is None:
             return result
         if _is_router(parts):
+            if name in self.reported:
+                self.recording[name] = np.asarray(self.reported[name])
             parts = self.leave_router(name, parts)
         else:
             self.recording[name] = np.asarray(parts[first])
@@ -143,6 +149,9 @@ class _Interceptor:
 
     def tagged(self, tag, value):
         scope = self.stack[-1][1] if self.stack else ""
+        if tag == ROUTER_LOGITS:
+            self.reported[scope] = value
+            return value
         name = self.numbered(f"{scope}.{tag}" if scope else tag)
         frame = sys._getframe(2)
         self.recording.places[name] = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -109,8 +109,23 @@ def input_kind(name: str, classes: Mapping[str, type]) -> str:
 
 
 def place_errors(ours: Mapping, reference: Mapping, mask=None) -> dict[str, float]:
-    """Relative error of every name that both have, padding left out; infinity where the sizes differ. mask: [batch, length], 0 is padding."""
+    """Relative error of every name that both have, padding left out; infinity where the sizes differ. mask: [batch, length], 0 is padding.
+
+    A choice of experts is compared expert by expert: in which order `topk` gives them is nobody's business (`sorted=False`)."""
+    ours, reference = _by_expert(ours), _by_expert(reference)
     return {name: _error(ours[name], reference[name], mask) for name in reference if name in ours}
+
+
+def _by_expert(values: Mapping) -> Mapping:
+    """The values with every router's choice, indices and weights together, in ascending order of the experts."""
+    out = dict(values)
+    for name, chosen in values.items():
+        weights = values.get(f"{name.removesuffix('.indices')}.weights") if name.endswith(".indices") else None
+        if weights is not None and np.shape(weights) == np.shape(chosen):
+            order = np.argsort(np.asarray(chosen), -1, kind="stable")
+            out[name] = np.take_along_axis(np.asarray(chosen), order, -1)
+            out[f"{name.removesuffix('.indices')}.weights"] = np.take_along_axis(np.asarray(weights), order, -1)
+    return out
 
 
 def _error(ours, reference, mask) -> float:
