@@ -66,7 +66,8 @@ def is_expert(name: str) -> bool:
 def find_collectives(module: Module, executions: Executions, origins: Origins, roles: list[Role], mesh_shape: dict[str, int]) -> list[Collective]:
     """All collectives, largest first. roles: by index of entry parameter. mesh_shape: axis -> size, in the order that numbers the devices.
 
-    The compiler splits a collective that runs beside computation into several instructions of one channel: they count once.
+    The compiler splits a collective that runs beside computation into several instructions of one channel, a chain that may reach into inner loops: it counts
+    as often as its rarest link.
     """
     found: dict[tuple, Collective] = {}
     for name, times in executions.times.items():
@@ -76,10 +77,12 @@ def find_collectives(module: Module, executions: Executions, origins: Origins, r
             if kind not in COLLECTIVES:
                 continue
             channel = instruction.attribute("channel_id")
-            key = (executions.contexts[name], channel) if channel else (name, instruction.name)
-            if key not in found:
-                source, part = executions.op_name(computation, instruction), executions.part(computation, instruction)
-                found[key] = _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape)
+            chained = "chain_id=" in instruction.attributes
+            key = (None if chained else executions.contexts[name], channel) if channel else (name, instruction.name)
+            if key in found and found[key].times <= times:
+                continue
+            source, part = executions.op_name(computation, instruction), executions.part(computation, instruction)
+            found[key] = _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape)
     return sorted((c for c in found.values() if c.bytes), key=lambda c: -c.total)
 
 
@@ -102,7 +105,7 @@ def _describe(computation, instruction, kind, source, part, times, origins, role
         axes = _varying([group], mesh_shape) if group else None
     explicit = source.rpartition("/")[2] in EXPLICIT
     parameters = sorted({roles[index] for index in origins.entry_parameters(instruction)}, key=lambda role: role.name)
-    moves = _moved({role.kind for role in parameters}, kind, part, axes, explicit)
+    moves = _moved({role.kind for role in parameters}, kind, part, axes, explicit, source)
     names = tuple(role.name for role in parameters if role.kind == "weight") if moves == "weights" else ()
     shown = ", ".join(f"{array.dtype}[{','.join(map(str, array.dims))}]" for array in operands[:3]) + (
         f" and {len(operands) - 3} more" if len(operands) > 3 else ""
@@ -110,7 +113,8 @@ def _describe(computation, instruction, kind, source, part, times, origins, role
     return Collective(kind, moves, names, part, axes, group, shown, received, times, explicit, source)
 
 
-def _moved(kinds: set[str], opcode: str, part: str, axes, explicit: bool) -> str:
+def _moved(kinds: set[str], opcode: str, part: str, axes, explicit: bool, source: str) -> str:
+    """What is moved, by the kinds of parameters it is made of. Sums of gradients over the batch may go round in permutes, fused with the product."""
     if not kinds - {"constant"}:
         return "indices"
     if kinds <= {"weight", "constant"}:
@@ -119,7 +123,8 @@ def _moved(kinds: set[str], opcode: str, part: str, axes, explicit: bool) -> str
         return "optimizer"
     if kinds <= {"cache", "constant"}:
         return "cache"
-    if part == "backward" and opcode in ("all-reduce", "reduce-scatter") and axes and BATCH_AXES & set(axes) and (not explicit or "data" in axes):
+    summed = opcode in ("all-reduce", "reduce-scatter") or (opcode == "collective-permute" and source.endswith("dot_general"))
+    if part == "backward" and summed and axes and BATCH_AXES & set(axes) and (not explicit or "data" in axes):
         return "gradients"
     return "activations"
 

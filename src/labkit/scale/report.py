@@ -33,7 +33,7 @@ class FlopsCheck(BaseModel):
     compiled: dict[str, float]
     once: float
     cost_analysis: float
-    formula_weights: float | None = None
+    formula_weights: float = 0.0
     formula_attention: float | None = None
     ratio: float | None = None
     worst_case: float

@@ -66,9 +66,8 @@ def _flops(console: Console, flops: FlopsCheck) -> None:
     parts = ", ".join(f"{what} {tera(count)}" for what, count in flops.compiled.items())
     console.print(f"TFLOP per device and step, as compiled: {tera(flops.total)} ({parts})")
     console.print(f"  with loop bodies once {tera(flops.once)}; cost_analysis says {tera(flops.cost_analysis)}")
-    if flops.ratio is not None:
-        formula = f"weights {tera(flops.formula_weights)}, attention {tera(flops.formula_attention)}"
-        console.print(f"  the family's formula: {formula}; weights as compiled over formula {flops.ratio:.4f}")
+    formula = f"weights {tera(flops.formula_weights)}" + ("" if flops.formula_attention is None else f", attention {tera(flops.formula_attention)}")
+    console.print(f"  the family's formula: {formula}" + ("" if flops.ratio is None else f"; weights as compiled over formula {flops.ratio:.4f}"))
     for line in flops.explained:
         console.print(f"  {line}")
 
