@@ -234,14 +234,30 @@ def handover(model, html, out, handovers) -> None:
 @click.option("--update", is_flag=True, help="In a checkout: take the list anew from the records in handovers.")
 @handovers
 def families(as_json, update, handovers) -> None:
-    """What is proven: the families that a recorded run backs."""
+    """What is proven: the models and the families that a recorded run backs."""
     from labkit.lab import families
+    from labkit.lab.garden import Garden, recorded
 
     with _only(as_json) as emit:
         if update:
             families.update(handovers)
-        proven = families.proven()
-        emit({"families": proven} if as_json else families.plain(proven))
+        proven, garden = families.proven(), Garden(recorded())
+        emit({"families": proven, "garden": garden.rows} if as_json else f"{families.plain(proven)}\n\n{garden.plain()}")
+
+
+@cli.command()
+@click.argument("models", nargs=-1, required=True, metavar="TYPE...")
+@click.option("--full", is_flag=True, help="Every parameter, config key and layer, not a draw by seed.")
+@click.option("--seed", default=0, show_default=True, help="Of the draw, and of the tokens.")
+@as_json
+def attack(models, full, seed, as_json) -> None:
+    """Change parameters, config keys and inputs of tiny models on both sides, and plant faults that must be caught. TYPE is a model type or tiny:..."""
+    from labkit.lab.attack import attack as run_attack
+
+    with _only(as_json) as emit:
+        result = run_attack(models, full=full, seed=seed, say=_say)
+        emit(result.as_json() if as_json else result.plain())
+    sys.exit(result.exit_code)
 
 
 @cli.command(epilog=MODEL_HELP)
@@ -341,6 +357,31 @@ def compile_command(model, phases, remat, keep, as_json, **options) -> None:
         chosen = [part.strip() for part in phases.split(",") if part.strip()]
         result = compile_model(model, phases=chosen, remat=None if remat == "none" else remat, keep=None if keep is None else str(keep.resolve()), **options)
         emit(result.as_json() if as_json else result.plain())
+    sys.exit(result.exit_code)
+
+
+@cli.command()
+@click.argument("types", nargs=-1)
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Types at a time.")
+@click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="A file that gets one JSON line per type.")
+@click.option("--configurations", "sources", default=2, show_default=True, type=click.IntRange(1, 2), help="Of each type.")
+@click.option("--checks", default=None, help="Only these, e.g. 1,3,exact.")
+@click.option("--specs/--no-specs", default=True, show_default=True, help="The perturbations too.")
+@click.option("--full", is_flag=True, help="Every perturbation instead of a draw.")
+@click.option("--time-limit", default=900.0, show_default=True, help="Seconds that one type may take.")
+@click.option("--record", is_flag=True, help="In a checkout: write the records that `labkit families` shows.")
+def conform(types, jobs, out, sources, checks, specs, full, time_limit, record) -> None:
+    """Attack the named families (or TYPES): the conformance suite and the perturbations, and print the table."""
+    from labkit.lab import garden
+    from labkit.lab.conform import Options, chosen_checks
+    from labkit.lab.conform import conform as attack
+
+    options = Options(sources, chosen_checks(checks), specs, full)
+    result = attack(types, jobs=jobs, options=options, out=out, time_limit=time_limit, say=lambda line: click.echo(line, err=True))
+    if record:
+        for row in result.rows:
+            garden.record(row)
+    click.echo(result.plain())
     sys.exit(result.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Keys that published checkpoints carry and the installed config class does not know: each states what the reference does anyway, and is accepted at that value.
+"""Keys that published checkpoints carry and the installed config class does not know: each states what the reference does anyway, and binds.
 
 The reference has no line that reads them (`tests/models/test_published.py` checks it). Any other value means a model that the installed reference does not
 compute, and is refused like every unknown key.

@@ -1,7 +1,8 @@
-"""What exact jobs do. Both work on a source by name or directory, in float64 on both sides.
+"""What exact jobs do. They work on a source by name or directory, in float64 on both sides.
 
 `components`: the checklist, isolated and free, on one batch. `exact`: teacher-forced logits at several lengths, by scan and by loop, captures at every name,
-decoding with the cache against the full forward, left padding against the reference's mask. Each runs a control that must fail.
+decoding with the cache against the full forward, left padding against the reference's mask. Each runs a control that must fail. `perturb`: the attack.
+`conformance`: the eight checks, on a mesh of devices that the worker pretends to have, and what stands beside them.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from labkit.parity.components import EXACT_LIMIT, compare_components
 
 def execute(job: dict, *, progress=None) -> dict:
     """Run a job in this process, with x64 and strict promotion on while it lasts. Returns plain data, arrays under `arrays`."""
-    kinds = {"components": components_job, "exact": exact_job}
+    kinds = {"components": components_job, "exact": exact_job, "perturb": perturb_job, "conformance": conformance_job}
     arguments = {key: value for key, value in job.items() if key != "kind"}
     if job.get("kind") not in kinds:
         raise InputError(f"unknown exact job {job.get('kind')!r}", next=f"kinds are {', '.join(kinds)}")
@@ -188,3 +189,33 @@ def _padded(model, reference, tokens) -> float:
     mask = np.ones_like(tokens)
     mask[0, :3] = 0
     return relative_error(forward(model, tokens, segment_ids=mask), reference.logits(tokens, mask), mask)
+
+
+def perturb_job(source, *, progress, seed: int = 0, full: bool = False, controls: bool = True) -> dict:
+    """The attack of `perturb.py` on a tiny model: specs that hold, and planted faults that they catch."""
+    from labkit.parity.perturb import perturb
+
+    count = 0
+
+    def say(row):
+        nonlocal count
+        count += 1
+        progress(1 - 0.9**count, row.plain())
+
+    found = perturb(source, seed=seed, full=full, controls=controls, say=say)
+    return {"perturbation": found.as_dict(), "passed": found.holds, "specs": {"passed": found.passed, "total": found.total}, "arrays": {}}
+
+
+def conformance_job(source, *, progress, checks=None, seed: int = 0) -> dict:
+    """The conformance suite on a tiny model, or those of its `checks` that are named. Four devices are needed: `run_job(job, devices=8)`."""
+    from labkit.parity.conformance import NAMES, conformance
+
+    wanted, done = list(NAMES if checks is None else checks), 0
+
+    def say(check):
+        nonlocal done
+        done += 1
+        progress(done / len(wanted), check.plain().strip())
+
+    found = conformance(source, checks=wanted, seed=seed, say=say)
+    return {"conformance": found.as_dict(), "passed": found.passed, "arrays": {}}

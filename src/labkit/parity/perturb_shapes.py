@@ -1,4 +1,4 @@
-"""Config keys that change the shapes of tensors: no weights are shared, so each is tried on a tiny checkpoint of its own, which both sides must load and agree on."""
+"""Config keys that change the shapes of tensors: no weights are shared, so each is tried on a tiny checkpoint of its own; both sides must load it and agree."""
 
 import json
 from collections.abc import Iterator

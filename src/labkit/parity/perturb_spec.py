@@ -37,7 +37,7 @@ class PerturbSpec:
 
 @dataclass
 class Row:
-    """What became of a spec. value: relative error against the reference after the change; moved: how far the reference moved, relative. reason: why it failed."""
+    """What became of a spec. value: relative error against the reference after the change; moved: how far the reference moved. reason: why it failed."""
 
     spec: PerturbSpec
     passed: bool
@@ -106,6 +106,13 @@ class Perturbation:
         """Plain data."""
         counted = {"passed": self.passed, "total": self.total, "holds": self.holds, "caught": len(self.controls) - len(self.missed)}
         return asdict(self) | counted
+
+    @classmethod
+    def from_dict(cls, values: Mapping) -> "Perturbation":
+        """What `as_dict` made."""
+        rows = [Row(**{**row, "spec": PerturbSpec(**row["spec"])}) for row in values["rows"]]
+        controls = [Control(**control) for control in values["controls"]]
+        return cls(values["model_type"], values["source"], values["kind"], rows, controls, values["seconds"])
 
     def plain(self, failures_only: bool = False) -> str:
         caught = f", {len(self.controls) - len(self.missed)} of {len(self.controls)} planted faults caught" if self.controls else ""

@@ -49,6 +49,7 @@ class Subject(contextlib.AbstractContextManager):
         vocab = self.reference.model.get_input_embeddings().weight.shape[0]
         self.tokens = np.random.default_rng(seed).integers(3, vocab, (2, LENGTH)).astype(np.int32)
         self.vocab = vocab
+        self._call = fresh_call()
 
     def __exit__(self, *raised):
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -99,7 +100,7 @@ class Subject(contextlib.AbstractContextManager):
             state = nnx.from_flat_state([(path, leaf.replace(changed[path]) if path in changed else leaf) for path, leaf in nnx.to_flat_state(state)])
         tokens = self.tokens if tokens is None else tokens
         segment_ids = np.ones_like(tokens) if segment_ids is None else np.asarray(segment_ids, np.int32)
-        return np.asarray((call or _call())(graphdef, state, tokens, segment_ids))
+        return np.asarray((call or self._call)(graphdef, state, tokens, segment_ids))
 
     @functools.cached_property
     def plain_ours(self) -> np.ndarray:
@@ -135,9 +136,3 @@ def fresh_call():
         return nnx.merge(graphdef, state)(tokens, segment_ids=segment_ids)
 
     return call
-
-
-@functools.cache
-def _call():
-    """Made on first use: importing this module imports no jax."""
-    return fresh_call()

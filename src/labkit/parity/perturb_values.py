@@ -1,4 +1,4 @@
-"""Other values of a config's keys: which numbers, switches and names are worth trying, by the value that a key has. Whether one matters is asked of the reference."""
+"""Other values of a config's keys: which numbers, switches and names are worth trying, by the value that a key has. The reference says whether one matters."""
 
 import re
 from collections.abc import Iterator, Mapping
