@@ -27,7 +27,7 @@ class LossAndGradients:
 
 
 def loss_and_gradients(reference, tokens, labels, attention_mask=None) -> LossAndGradients:
-    """The loss of tokens [batch, length] against labels of the same shape (the reference shifts them; -100 is not counted), and the gradient of every parameter.
+    """The loss of tokens [batch, length] against labels of the same shape (the reference shifts them; -100 is not counted), and every parameter's gradient.
 
     The router's load-balancing loss is asked for where the reference has one. In the reference's own mode: float64 for "exact". Raises InputError when the
     labels do not fit, LabError when the reference returns no loss.

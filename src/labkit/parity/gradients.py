@@ -76,7 +76,7 @@ def through_rules(source, family, config, gradients: dict[str, np.ndarray]) -> d
 def compare_gradients(
     ours: dict[str, np.ndarray], loss: float, aux_loss: float | None, mapped: dict[str, np.ndarray], wanted: LossAndGradients
 ) -> GradientTable:
-    """Ours [path -> array] against the reference's, mapped by `through_rules`. A path that one side lacks has an infinite error; so has a one-sided aux loss."""
+    """Ours [path -> array] against the reference's, mapped by `through_rules`. A path that one side lacks is infinitely wrong; so is a one-sided aux loss."""
     scalar = lambda a, b: relative_error(np.asarray([a]), np.asarray([b]))
     aux = None
     if aux_loss is not None or wanted.aux_loss is not None:

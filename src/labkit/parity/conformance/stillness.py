@@ -1,4 +1,4 @@
-"""Check 2: a call changes nothing. Graph definition and state are the same after it, in the model and in every layer that a runner rebuilds; nothing is sown."""
+"""Check 2: a call changes nothing. Graph definition and state are the same after it, in the model and in each layer that a runner rebuilds; nothing is sown."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Check 5: the auxiliary loss is part of the primary loss, through `configure_<family>_engine`; `targets_segmentation` masks the cross-entropy and nothing else."""
+"""Check 5: the auxiliary loss is part of the primary loss, through `configure_<family>_engine`; `targets_segmentation` masks the cross-entropy alone."""
 
 import re
 
