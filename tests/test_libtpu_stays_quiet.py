@@ -15,9 +15,12 @@ SAYS = "import os; print(os.environ.get('JAX_PLATFORMS'), os.environ.get('TPU_SK
 def run(code: str, tmp_path: Path, **environment) -> subprocess.CompletedProcess:
     """A fresh interpreter in which `libtpu` can be found (an empty stand-in), without any variable that steers jax."""
     (tmp_path / "libtpu").mkdir(exist_ok=True)
-    (tmp_path / "libtpu" / "__init__.py").write_text(
-        "import os\nos.environ['TPU_LIBRARY_PATH'] = '/nowhere/libtpu.so'  # as libtpu itself does\n\ndef get_library_path(): return os.environ['TPU_LIBRARY_PATH']\n"
-    )
+    lines = (
+        "import os",
+        "os.environ['TPU_LIBRARY_PATH'] = '/nowhere/libtpu.so'",
+        "get_library_path = lambda: os.environ['TPU_LIBRARY_PATH']",
+    )  # as libtpu does
+    (tmp_path / "libtpu" / "__init__.py").write_text("\n".join(lines) + "\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "TPU_", "XLA_"))}
     path = os.pathsep.join((str(Path(labkit.__file__).parents[1]), str(tmp_path)))
     return subprocess.run([sys.executable, "-c", code], env=kept | {"PYTHONPATH": path} | environment, capture_output=True, text=True, timeout=120)
