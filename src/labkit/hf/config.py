@@ -32,18 +32,17 @@ class HFConfig:
         path = Path(directory) / "config.json"
         if not path.is_file():
             raise InputError("The model directory has no config.json", path, "Give a directory that save_pretrained wrote or that was downloaded whole")
-        return cls.read_file(path, trust_remote_code=trust_remote_code)
-
-    @classmethod
-    def read_file(cls, path: str | os.PathLike, *, trust_remote_code: bool = False) -> "HFConfig":
-        """A config.json under any name. Raises InputError as `read` does."""
-        path = Path(path)
         try:
             raw = json.loads(path.read_bytes().decode("utf-8"))
         except OSError as error:
             raise InputError(f"config.json cannot be read: {error.strerror}", path) from None
         except (UnicodeDecodeError, ValueError, RecursionError) as error:
             raise InputError(f"config.json is not valid JSON ({error})", path, CONFIG_ADVICE) from None
+        return cls.from_raw(raw, path, trust_remote_code=trust_remote_code)
+
+    @classmethod
+    def from_raw(cls, raw, path: str | os.PathLike, *, trust_remote_code: bool = False) -> "HFConfig":
+        """The contents of a config.json that were read at `path`. Raises InputError as `read` does."""
         config = cls(raw, path, trust_remote_code=trust_remote_code)
         config._check()
         return config

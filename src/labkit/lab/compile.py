@@ -1,6 +1,7 @@
 """`labkit compile`: a model on a slice of TPU chips, seen by the TPU compiler. Weights are not read: a config is enough."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 from labkit.errors import InputError
@@ -30,10 +31,18 @@ class Compiled:
 
 
 def read_model_config(model: str, *, revision: str = "", trust_remote_code: bool = False) -> tuple[str, HFConfig]:
-    """(name, config) of a config.json, of a folder that holds one, or of anything that `open_source` takes."""
+    """(name, config) of a config.json under any name (also one that an object `{"name", "config"}` wraps), of a folder that holds one, or of anything that
+    `open_source` takes."""
     path = Path(model)
     if path.suffix == ".json" and path.is_file():
-        return path.parent.name if path.stem == "config" else path.stem, HFConfig.read_file(path, trust_remote_code=trust_remote_code)
+        try:
+            raw = json.loads(path.read_bytes().decode("utf-8"))
+        except (UnicodeDecodeError, ValueError) as error:
+            raise InputError(f"{path.name} is not valid JSON ({error})", path, "give a config.json") from None
+        name = path.parent.name if path.stem == "config" else path.stem
+        if isinstance(raw, dict) and "model_type" not in raw and isinstance(raw.get("config"), dict):
+            name, raw = str(raw.get("name", name)), raw["config"]
+        return name, HFConfig.from_raw(raw, path, trust_remote_code=trust_remote_code)
     if (path / "config.json").is_file():
         return path.name, HFConfig.read(path, trust_remote_code=trust_remote_code)
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
