@@ -109,3 +109,11 @@ def test_a_directory_that_is_no_model_is_refused_through_the_file(tmp_path):
         SourceRecord.from_json((tmp_path / "out.json").read_text())
     with pytest.raises(InputError):
         record_sources_here([])
+
+
+def test_tensors_made_in_the_default_dtype_are_told_from_those_that_ask_for_one():
+    record = record_sources_here(["tiny:xglm?num_layers=1"])
+    table = record.attributes["models/xglm/modeling_xglm.py::XGLMSinusoidalPositionalEmbedding"]["weights"]
+    assert table["narrow"] is True
+    record = record_sources_here(["tiny:llama?num_hidden_layers=1"])
+    assert record.attributes["models/llama/modeling_llama.py::LlamaRotaryEmbedding"]["inv_freq"]["narrow"] is False

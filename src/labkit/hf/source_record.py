@@ -99,6 +99,7 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
     with one_thread(), quiet_transformers():
         # Tiny models are built by the process's own modules: only loading and running counts as observation.
         directories: dict[str, Path] = {}
+        configs = []
         for path in map(str, paths):
             try:
                 directories[path] = tiny_directory(path) if path.startswith("tiny:") else Path(path)
@@ -115,9 +116,11 @@ def record_sources_here(paths: Sequence[str | os.PathLike]) -> SourceRecord:
                     continue
                 observer.kinds.note_buffers(reference.model)
                 record.models.append(path)
+                configs.append(reference.model.config)
                 _describe(reference.model, len(record.modules), observer, record)
                 _run(reference, observer, record)
                 observer.kinds.buffers = set()
+        _note_narrow(record, observer, configs)
     if not record.models:
         raise failure
     for name, table in observer.tables().items():
@@ -155,6 +158,27 @@ def _run(reference, observer, record: SourceRecord):
         except Exception as error:  # whatever the reference cannot do is a note, not a fault of the record
             record.notes.append(f"{record.models[-1]}: {name} fails in the reference: {type(error).__name__}: {str(error)[:300]}")
         observer.kinds.note_buffers(reference.model)
+
+
+def _note_narrow(record: SourceRecord, observer, configs) -> None:
+    """Marks tensors that a constructor makes in torch's default dtype and saves nowhere, `narrow` in `attributes`: a model is built with its own dtype as default.
+
+    Found by building each model for bfloat16 from the process's own modules.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    for config in configs:
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+        except Exception:  # source that came with a model: nothing is known
+            continue
+        for module in model.modules():
+            attributes = record.attributes.get(observer.class_name(type(module)), {})
+            saved = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
+            for name, value in {**vars(module), **module._buffers}.items():
+                if isinstance(value, torch.Tensor) and name in attributes and name not in saved:
+                    attributes[name]["narrow"] = attributes[name].get("narrow", True) and value.dtype is torch.bfloat16
 
 
 def _describe(model, index: int, observer, record: SourceRecord):

@@ -1,5 +1,6 @@
 """The one place where values are widened."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,6 +21,27 @@ def constant(value, dtype):
 
 
 def scaled(x, number):
-    """`x` times a Python number that is not rounded to a narrow dtype first: torch multiplies bfloat16 by the number in float32 and rounds once."""
+    """`x` times a Python number (or a traced scalar) that is not rounded to a narrow dtype first: torch multiplies bfloat16 by the number in float32 and rounds
+    once."""
     wide = widen(x)
-    return (wide * constant(number, wide.dtype)).astype(x.dtype)
+    return (wide * _in(number, wide.dtype)).astype(x.dtype)
+
+
+def divided(x, number):
+    """`x` by a Python number, rounded once, as `scaled`."""
+    wide = widen(x)
+    return (wide / _in(number, wide.dtype)).astype(x.dtype)
+
+
+def _in(number, dtype):
+    return number.astype(dtype) if isinstance(number, jax.Array) else constant(number, dtype)
+
+
+def dtype_named(name: str, dtype):
+    """The dtype that a config names ("bfloat16", "float32"), at least float32 for the wide ones where the model computes in `dtype`. Raises ValueError for
+    another name."""
+    if name in ("float32", "float64"):
+        return np.dtype(wide_dtype(dtype))
+    if name in ("bfloat16", "float16"):
+        return np.dtype(getattr(jnp, name))
+    raise ValueError(f"no dtype of floats is called {name!r}")

@@ -30,10 +30,11 @@ class Constant:
     Arithmetic, indexing and the methods of a jax array work on it as they are; a function of jax.numpy takes `value(constant)`.
     """
 
-    def __init__(self, array):
+    def __init__(self, array, dtype=None):
+        """dtype: what the numbers are rounded to, None as they come."""
         if isinstance(array, Constant):
             array = array.array
-        self.array = np.array(array)
+        self.array = np.array(array, dtype)
         self.array.setflags(write=False)
 
     @functools.cached_property

@@ -36,6 +36,8 @@ class InitRewriter(Rewriter):
         self.attribute = ""
 
     def x_Call(self, node):
+        if getattr(node, "partial", False):
+            return super().x_Call(node)
         name = ast.unparse(node.func)
         short = name.split(".")[-1]
         if isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name) and self.t.is_external(self.folded, node.func.value, "ACT2CLS"):
@@ -164,11 +166,18 @@ class InitRewriter(Rewriter):
     def buffer(self, node, attribute: str, inner) -> str:
         persistent = next((k.value for k in node.keywords if k.arg == "persistent"), ast.Constant(True))
         if isinstance(persistent, ast.Constant) and not persistent.value:
-            return f"{self.use('labkit.layers.building', 'Constant')}({self.expr(inner)})"
+            owner = node.func.value if ast.unparse(node.func).endswith(".register_buffer") else None
+            return f"{self.use('labkit.layers.building', 'Constant')}({self.expr(inner)}{self._default_dtype(attribute, owner)})"
         created = self._created(inner)
         dtype = {"i": ", dtype=jnp.int32", "b": ", dtype=bool"}.get(self.facts.dtype(inner) or "", "")
         shape = created[1] if created is not None else f"np.shape({self.expr(inner)})"
         return f"build.buffer({shape}, name={attribute!r}{dtype})"
+
+    def _default_dtype(self, attribute: str, owner) -> str:
+        """`, build.dtype` for a tensor that torch makes in its default dtype, which is the model's own while it is built; others keep the one they ask for."""
+        names = {*([] if owner is None else self.facts.modules(owner)), self.folded.cls}
+        known = [entry for name in names if (entry := self.facts.attribute(self.folded.file, name, attribute))]
+        return ", build.dtype" if known and all(entry.get("narrow") for entry in known) else ""
 
     # statements
 
@@ -203,7 +212,7 @@ class InitRewriter(Rewriter):
             if self.facts.is_a(node.value, "list") and not isinstance(node.value, ast.List) and not text.startswith(("build.", "self.")):
                 text = f"tuple({text})"
             if self.facts.is_array(node.value) and not self.facts.is_parameter(node.value) and not text.startswith(("build.", "Constant", "self.")):
-                text = f"{self.use('labkit.layers.building', 'Constant')}({text})"
+                text = f"{self.use('labkit.layers.building', 'Constant')}({text}{self._default_dtype(target.attr, target.value)})"
             if isinstance(node.value, ast.Dict) and not node.value.keys:
                 text = f"{self.use('labkit.layers.building', 'Table')}()"
             elif isinstance(node.value, ast.DictComp) and self.facts.is_a(node.value.value, "int", "float", "bool", "str", "none"):

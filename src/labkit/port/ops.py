@@ -223,7 +223,7 @@ HELPERS = {
         *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
         *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
     )
-} | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"}
+} | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"} | {"scaled": "labkit.layers.precision", "divided": "labkit.layers.precision"}
 
 SAME = {"contiguous", "clone", "detach", "cpu", "cuda", "requires_grad_", "pin_memory", "alias", "resolve_conj", "requires_grad", "numpy"}
 """Methods that give their receiver."""

@@ -9,6 +9,7 @@ import re
 from labkit.layers.activations import ACTIVATIONS
 from labkit.port.dtypes import DTYPES, WIDE_DTYPES
 from labkit.port.facts import Facts
+from labkit.port.numbers import Numbers
 from labkit.port.operations import Operations
 from labkit.port.ops import FLOATING, HELPERS, OPS, SAME, TENSOR_METHODS
 from labkit.port.program import Program
@@ -34,7 +35,7 @@ class Needs:
         return alias
 
 
-class Rewriter(Operations, Statements):
+class Rewriter(Operations, Statements, Numbers):
     """Rewrites the body of one function.
 
     folded: the function. wide: the expression for "at least float32" here. numpy: True where values are computed at construction, once, with numpy.
@@ -176,7 +177,7 @@ class Rewriter(Operations, Statements):
             **{ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>"},
         }
         left, right = self.arithmetic(node.left, node.right, self.expr(node.left), self.expr(node.right), node.op)
-        return f"({left} {operators[type(node.op)]} {right})"
+        return self.by_number(node, left, right) or f"({left} {operators[type(node.op)]} {right})"
 
     def arithmetic(self, a, b, left: str, right: str, op=None) -> tuple[str, str]:
         """Operands brought to one kind of number, as torch does: an array of integers or booleans that meets floats becomes floats."""
@@ -298,6 +299,9 @@ class Rewriter(Operations, Statements):
     # calls
 
     def x_Call(self, node):
+        if getattr(node, "partial", False):
+            arguments = self.arguments(node)
+            return f"{self.use('labkit.layers.functional', 'Partial')}({self.expr(node.func)}{', ' if arguments else ''}{arguments})"
         special = self.t.call(self, node)
         if special is not None:
             return special
