@@ -44,7 +44,7 @@ _SIZES = (
     (3, "linear_num_key_heads"),
     (14, "linear_key_head_dim"),
     (16, "linear_value_head_dim"),
-    (8, "chunk_size mamba_chunk_size"),
+    (16, "chunk_size mamba_chunk_size"),
     (24, "mamba_d_head mamba_head_dim"),
     (144, "mamba_d_ssm"),
     (11, "mamba_d_state ssm_state_size state_size"),

@@ -144,3 +144,22 @@ class Normal:
     def icdf(self, value):
         """The quantile function."""
         return self.loc + self.scale * jax.lax.erf_inv(2 * value - 1) * math.sqrt(2)
+
+
+class Partial:
+    """`functools.partial` with keywords alone, as part of a graph definition: two of the same function and equal keywords are equal."""
+
+    def __init__(self, function, **keywords):
+        self.function, self.keywords = function, keywords
+
+    def __call__(self, **more):
+        return self.function(**self.keywords, **more)
+
+    def _key(self):
+        return self.function, tuple(sorted(self.keywords.items()))
+
+    def __eq__(self, other):
+        return isinstance(other, Partial) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())

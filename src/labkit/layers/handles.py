@@ -129,6 +129,11 @@ class LayerHandle:
         """What `update_recurrent_state` was given last, zeros before; None without a cache."""
         return self._current(f"recurrent_{state_idx}")
 
+    def get_recurrent_states(self, count: int):
+        """The first `count` recurrent states as a tuple; None where one of them is missing."""
+        states = tuple(self.get_recurrent_state(state_idx=i) for i in range(count))
+        return None if any(state is None for state in states) else states
+
     def update_recurrent_state(self, recurrent_states, layer_idx=None, state_idx: int = 0, **_):
         """Kept for the next call; returns its argument."""
         if self.state is not None:

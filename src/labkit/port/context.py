@@ -347,6 +347,9 @@ class Context:
 
     def _getattr(self, rewriter, node) -> str | None:
         target, name = node.args[0], node.args[1]
+        if ast.unparse(target) == "torch" and self._is_config_value(rewriter, name):
+            dtype = "build.dtype" if rewriter.numpy else f"{'config' if 'config' in rewriter.folded.parameters else 'self.config'}.dtype"
+            return f"{rewriter.use('labkit.layers.precision', 'dtype_named')}({rewriter.expr(name)}, {dtype})"
         if f"{rewriter.folded.file}::{rewriter.folded.cls}" in self.ropes and isinstance(name, ast.JoinedStr) and ast.unparse(target) == "self":
             ending = ast.unparse(name)
             if "inv_freq" in ending:
@@ -369,6 +372,9 @@ class Context:
             plain = ast.Attribute(target, name.value, ast.Load())
             return rewriter.expr(ast.copy_location(plain, node)) if len(node.args) == 2 else f"getattr({rewriter.arguments(node)})"
         return None
+
+    def _is_config_value(self, rewriter, node) -> bool:
+        return isinstance(node, ast.Attribute) and self._is_config(rewriter, node.value)
 
     def external_function(self, rewriter, node) -> str | None:
         """A call of a function that the modeling files import from elsewhere."""

@@ -12,7 +12,7 @@ from labkit.port.fold_calls import FoldCalls
 from labkit.port.fold_expressions import FoldExpressions
 from labkit.port.program import Program, Symbol, clone
 from labkit.port.shared_weights import TABLE, fills_table
-from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Dtype, Folded, Ref, join
+from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, CACHE_NAMES, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Dtype, Folded, Ref, join
 
 ALL_DTYPES = {*DTYPES, *WIDE_DTYPES}
 
@@ -193,6 +193,8 @@ class Folder(FoldExpressions, FoldCalls):
     def _on_Assign(self, node, env):
         if any(self._about_loading(target) for target in node.targets):
             return [], False
+        if isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Attribute) and self._is_cache(node.targets[0].value, env):
+            return [], False
         node = clone(node)
         prelude = self._walrus(node, env)
         node.value, value = self._expr(node.value, env)
@@ -231,7 +233,7 @@ class Folder(FoldExpressions, FoldCalls):
         self._keep_masks(node)
         prelude = self._walrus(node, env, only="test")
         node.test, value = self._expr(node.test, env)
-        truth = self._truth(value)
+        truth = True if isinstance(node.test, ast.Name) and node.test.id in CACHE_NAMES and value is GIVEN else self._truth(value)
         if truth is not None:
             body, ended = self._block(node.body if truth else node.orelse, env)
             return [*prelude, *body], ended

@@ -29,6 +29,8 @@ class FoldCalls:
             return self._expr(node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "input"), env)
         if node.args and self._identity(node):
             return self._expr(node.args[0], env)
+        if name in ("partial", "functools.partial") and node.args and self.program.resolve(self._current.file, name.split(".")[0]).file == "functools":
+            return self._partial(node, env)
         node = clone(node)
         node.keywords = [k for k in node.keywords if k.arg not in ("device", "non_blocking", "memory_format", "pin_memory", "requires_grad")]
         kwarg = self._current.original.args.kwarg.arg if self._current.original.args.kwarg else None
@@ -150,6 +152,30 @@ class FoldCalls:
             return self._expr(node.args[1], env) if len(node.args) > 1 else self._constant(node, None)
         return node, VARIES
 
+    def _partial(self, node, env):
+        """`partial(f, key=value)` as a call of f that the rewriter writes as a partial one: f is given these arguments, and those of the calls to come."""
+        made = ast.copy_location(ast.Call(clone(node.args[0]), [self._expr(a, env)[0] for a in node.args[1:]], []), node)
+        made.keywords = [ast.keyword(k.arg, self._expr(k.value, env)[0]) for k in node.keywords]
+        made.func, target = self._expr(made.func, env)
+        made.partial, made.callees = True, []
+        target = target if isinstance(target, Ref) else self._function_held(made.func)
+        if isinstance(target, Ref) and target.symbol.kind == "function" and not made.args:
+            folded = self._open(target.symbol.key)
+            made.callees = [folded.key]
+            self._deliver(folded.key, made, env, method=False, partial=True)
+        return made, GIVEN
+
+    def _function_held(self, node):
+        """The function of the program that the constructor gives to `self.name`."""
+        if not (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and self._current.cls):
+            return None
+        init = self.program.method(self._current.file, self._current.cls, "__init__")
+        values = [s.value for s in ast.walk(init[1]) if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == f"self.{node.attr}"] if init else []
+        if len(values) != 1 or not isinstance(values[0], ast.Name):
+            return None
+        symbol = self.program.resolve(self._current.file, values[0].id)
+        return Ref(symbol) if symbol.kind == "function" else None
+
     def _callees(self, node, target) -> list[str]:
         if isinstance(target, Ref):
             if target.symbol.kind == "class":
@@ -174,8 +200,8 @@ class FoldCalls:
     def _is_method(node, target, key):
         return "." in key.partition("::")[2]
 
-    def _deliver(self, key, node, env, method):
-        """Merge the arguments of one call into what is known of the function called."""
+    def _deliver(self, key, node, env, method, partial=False):
+        """Merge the arguments of one call into what is known of the function called. partial: the others come with later calls."""
         folded = self._open(key)
         if folded is None:
             return
@@ -200,7 +226,7 @@ class FoldCalls:
             elif keyword.arg is not None and args.kwarg:
                 extras[keyword.arg] = self._value(keyword.value, env)
         changed = False
-        for name in everything:
+        for name in given if partial else everything:
             value = given.get(name, VARIES if unknown else defaults.get(name, VARIES))
             before = folded.arguments.get(name)
             merged = value if before is None else join(before, value)

@@ -23,6 +23,8 @@ def rewrite_layer_loop(context, rewriter, node: ast.For, indent: str) -> list[st
     layer = (node.target.elts[1] if enumerated else node.target).id
     if any(isinstance(n, (ast.Break, ast.Continue, ast.Return)) for s in node.body for n in ast.walk(s)):
         raise CannotTranslate("a loop over layers that stops early", node)
+    if any(n is node for w in ast.walk(folded.node) if isinstance(w, ast.While) for n in ast.walk(w)):
+        raise CannotTranslate("layers run again for every part of the tokens", node, "give the parts through a cache")
     cache = context.cache_name(folded)
     assigned = _assigned(node.body)
     before = _read_first(node.body) & assigned
@@ -89,7 +91,11 @@ def _read_first(body) -> set[str]:
                 written.intersection_update(then)
             elif isinstance(s, ast.For):
                 found.update(names_in(s.iter) - written)
+                before = set(written)
+                written.update(n.id for n in ast.walk(s.target) if isinstance(n, ast.Name))
                 walk(s.body)
+                written.clear()
+                written.update(before)
             else:
                 found.update(names_in(s) - written)
 

@@ -103,6 +103,10 @@ class Program:
             module, original = source.imports[name]
             if module.startswith("models/") and "/modeling_" in module and (self.folder / f"{module}.py").is_file():
                 return self.resolve(f"{module}.py", original)
+            if module.startswith("models/") and "/configuration_" in module and (self.folder / f"{module}.py").is_file():
+                symbol = self.resolve(f"{module}.py", original)
+                if symbol.kind == "function":
+                    return symbol
             return Symbol("external", module, original or module)
         return Symbol("unknown", path, name)
 

@@ -16,6 +16,7 @@ from labkit.port.initial_state import start_from_state
 from labkit.port.last_rows import rows_by_slot
 from labkit.port.local_experts import find_local_experts
 from labkit.port.mutated import mark_mutations
+from labkit.port.own_cache import layer_states
 from labkit.port.own_casts import casts_to_locals
 from labkit.port.own_state import states_to_cache
 from labkit.port.program import Program, Symbol
@@ -91,6 +92,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
         mark_split_loops(folded, facts)
     rows_by_slot(functions)
     states_to_cache(program, functions)
+    layer_states(program, functions)
     count_by_capacity(functions)
     expand_starred(functions)
     casts_to_locals(functions)

@@ -386,4 +386,4 @@ def _replace(parent, old, new):
 
 def _is_output_class(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
-    return bool(call.keywords) and not call.args and ("Output" in name.split(".")[-1]) and name.split(".")[-1][0].isupper()
+    return bool(call.keywords) and not call.args and ("Output" in name.split(".")[-1]) and "_" not in name.split(".")[-1]
