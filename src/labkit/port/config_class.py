@@ -74,8 +74,8 @@ class ConfigClass:
         return out + ([""] + properties if properties else [])
 
 
-    def irrelevant(self, words: set[str], recorded: list[dict]) -> list[str]:
-        """The IRRELEVANT table: keys of the recorded configs that the slice does not read, each with the reason."""
+    def irrelevant(self, reads: dict[str, list[str]], recorded: list[dict]) -> list[str]:
+        """The IRRELEVANT table: keys of the recorded configs that the slice does not read, each with the reason. reads: where the reference reads an attribute."""
         from labkit.models.config import IRRELEVANT_KEYS
 
         keys = sorted({k for c in recorded for k in c} - self.fields - set(IRRELEVANT_KEYS) - {"model_type", "dtype"})
@@ -83,8 +83,10 @@ class ConfigClass:
         table = {}
         for key in keys:
             spelled = {key} | {a for a, k in self.aliases.items() if k == key}
-            if spelled & words:
-                table[key] = "read only by code that was folded away: dropout, training, outputs nobody asks for, other backends"
+            places = list(dict.fromkeys(place for name in sorted(spelled) for place in reads.get(name, ())))
+            if places:
+                more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                table[key] = f"read at {places[0]}{more}: no logit of a prompt or of a decoded token comes of it"
             elif key in inner:
                 table[key] = "read only by the config class"
             else:

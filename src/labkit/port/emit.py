@@ -513,6 +513,8 @@ class Emitter:
             attributes.setdefault(key, None)
         if any("layer_types" in c for c in self.t.facts.record.config):
             attributes.setdefault("layer_types", None)
+        if self._counts_key_values():
+            attributes.setdefault("num_key_value_heads", None)
         if self.t.reports:
             for key in ("router_aux_loss_coef", "aux_loss_coef", "router_aux_loss_coefficient"):
                 if any(key in c for c in self.t.facts.record.config):
@@ -528,7 +530,7 @@ class Emitter:
         if path:
             config_class = ConfigClass(self.t.program, path, name)
             lines += config_class.lines(name, attributes, self.t.facts.record.config)
-            lines += config_class.irrelevant(self._words(), self.t.facts.record.config)
+            lines += config_class.irrelevant(self._config_reads(), self.t.facts.record.config)
         self.t.needs.use("labkit.models.config", "TranslatedConfig")
         if self.maker:
             self.t.needs.use("labkit.layers.planning", "plan_layers")
@@ -544,16 +546,32 @@ class Emitter:
             lines += ["", "    @property", "    def plan(self):", "        return LayerPlan.from_kinds([])"]
         return "\n".join(lines)
 
-    def _words(self) -> set[str]:
-        """Every attribute and string in the reference's functions that the model reaches, before anything was folded away."""
-        found = set()
+    def _config_reads(self) -> dict[str, list[str]]:
+        """Config attribute -> "file:line `statement`" of every read in the reference's functions that the model reaches, before anything was folded away."""
+        found: dict[str, list[str]] = {}
         for folded in self.t.functions.values():
-            for node in ast.walk(folded.original):
-                if isinstance(node, ast.Attribute):
-                    found.add(node.attr)
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.add(node.value)
+            for statement in (n for n in ast.walk(folded.original) if isinstance(n, ast.stmt)):
+                parts = [statement] if not hasattr(statement, "body") else [p for p in (getattr(statement, "test", None), getattr(statement, "iter", None)) if p]
+                for node in (n for part in parts for n in ast.walk(part)):
+                    for name in self._read_of_config(node):
+                        text = ast.unparse(parts[0])
+                        place = f"{folded.file.split('/')[-1]}:{node.lineno} `{text if len(text) <= 60 else text[:57] + '...'}`"
+                        found.setdefault(name, []).append(place)
         return found
+
+    def _read_of_config(self, node) -> list[str]:
+        """`config.name`, `getattr(config, "name")`."""
+        is_config = lambda owner: self.t.facts.is_a(owner, "config") or ast.unparse(owner).endswith(("config", "cfg"))
+        if isinstance(node, ast.Attribute) and is_config(node.value):
+            return [node.attr]
+        if isinstance(node, ast.Call) and node.args and is_config(node.args[0]):
+            return [a.value for a in node.args[1:] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        return []
+
+    def _counts_key_values(self) -> bool:
+        """The config says how many heads keys and values have: one number, the same for every layer."""
+        counts = [c["num_key_value_heads"] for c in self.t.facts.record.config if "num_key_value_heads" in c]
+        return bool(counts) and all(count is None or isinstance(count, int) for count in counts)
 
     def names(self) -> tuple[str, str, str]:
         """(config class, sharding class, model class)."""
@@ -570,7 +588,8 @@ class Emitter:
                 "",
                 "    @classmethod",
                 f"    def for_mesh(cls, config: {config}, mesh):",
-                "        return cls(dict(mesh.shape), vocab_size=config.vocab_size or 0, num_heads=config.num_attention_heads or 0)",
+                f"        heads, kv_heads = config.num_attention_heads or 0, config.num_{'key_value' if self._counts_key_values() else 'attention'}_heads or 0",
+                "        return cls(dict(mesh.shape), vocab_size=config.vocab_size or 0, num_heads=heads, num_kv_heads=kv_heads)",
             ]
         )
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 _ATTENTION = re.compile(r"(^|[._])(self_)?(attn|attention|mixer|mamba|temporal_block)([._]|$)|(^|\.)([qkv]|qkv|query|key|value|query_key_value)(_proj)?(\.|$)")
+_KEY_VALUE = re.compile(r"(^|_)(k|v|key|value)(_proj|_linear|_layer)?$")
 _BACK = re.compile(r"(^|_)(o|out|down|dense|w2|wo|fc2|fc_out|c_proj|dense_4h_to_h|output)(_proj|_linear|_layer)?$")
 
 
 def axes_for(
     path: str, shape: Sequence[int], hidden_size: int, vocab_size: int, plan: Mapping[str, str] | None = None, *, linear: bool | None = None
 ) -> tuple[str | None, ...]:
-    """One logical axis per dimension: "embed", "heads", "mlp", "vocab", "experts", "norm" or None.
+    """One logical axis per dimension: "embed", "heads", "kv_heads" (keys and values), "mlp", "vocab", "experts", "norm" or None.
 
     path: of the module or the parameter, numbers and a leading `model.` or not, a last `weight`, `kernel` or `bias` or not. shape: as the slice keeps it.
     linear: the shape is [in, out], as `build.linear` has it (the default for two dimensions); otherwise it is [.., out, in], as transformers has it. plan:
@@ -22,7 +23,7 @@ def axes_for(
     rank = len(shape)
     if rank == 0:
         return ()
-    inner = "heads" if _ATTENTION.search(module) else "mlp"
+    inner = "mlp" if not _ATTENTION.search(module) else "kv_heads" if _KEY_VALUE.search(module.split(".")[-1]) else "heads"
     style = _style(module, plan or {})
     if "experts" in module.split(".") and rank >= 2 and not re.search(r"experts\.(\d+|\*|\{\w+\})(\.|$)", module):
         return expert_axes(path, shape, hidden_size, plan)
