@@ -10,7 +10,7 @@ from flax import nnx
 from labkit.layers.modules import Conv1d, HeadBias, LayerNorm, TorchRMSNorm
 from labkit.layers.plan import LayerPlan
 from labkit.layers.precision import wide_dtype
-from labkit.layers.sharding import Sharding, construction, default_mesh
+from labkit.layers.sharding import Sharding, construction, default_mesh, on_mesh
 from labkit.layers.stack import make_stack
 from labkit.layers.torch_modules import TransposedLinear
 from labkit.layers.variables import Buffer, Constant, Table, value
@@ -58,7 +58,7 @@ class Build:
             value = init(shape, dtype)
         else:
             raise ValueError(f"parameter {name!r}: init is a function of (shape, dtype), a number or 'normal', not {init!r}")
-        return nnx.Param(value, **self._metadata(shape, axes, name, wide))
+        return nnx.Param(on_mesh(value), **self._metadata(shape, axes, name, wide))
 
     def parameter(self, initial, name: str = "", axes=None, wide: bool = False) -> nnx.Param:
         """A parameter whose initial value is an array that the config determines."""
@@ -70,7 +70,7 @@ class Build:
         metadata = self._metadata(shape, (None,) * len(shape), name)
         if not jnp.issubdtype(dtype, jnp.inexact):
             metadata["compute_dtype"] = dtype
-        return Buffer(jnp.full(shape, init, dtype), **metadata)
+        return Buffer(on_mesh(jnp.full(shape, init, dtype)), **metadata)
 
     def linear(self, in_features: int, out_features: int, bias: bool = False, axes=None, name: str = "", wide: bool = False) -> nnx.Linear:
         """`nnx.Linear` with kernel [in_features, out_features]; `axes` are the kernel's logical axes."""

@@ -153,6 +153,13 @@ def construction(mesh: jax.sharding.Mesh):
         yield
 
 
+def on_mesh(value):
+    """An initial value on every device of the ambient mesh: what is made of a numpy array lies on one device, and NNX shards only what lies on the mesh."""
+    if isinstance(value, jax.core.Tracer) or jax.sharding.get_abstract_mesh().empty or isinstance(value.sharding, NamedSharding):
+        return value
+    return jnp.zeros(value.shape, value.dtype) + value
+
+
 def stack_metadata(variable: nnx.Variable) -> nnx.Variable:
     """A variable of a stacked layer with the layer axis in front of its spec, placed on the ambient mesh unless it is being traced."""
     spec = variable.get_metadata("out_sharding", None)

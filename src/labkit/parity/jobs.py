@@ -13,11 +13,19 @@ import numpy as np
 from labkit.errors import InputError
 from labkit.parity.compare import error_per_position, kl_per_position, relative_error, top_k_agreement
 from labkit.parity.components import EXACT_LIMIT, compare_components
+from labkit.parity.scale_jobs import gradients_job, meshes_job
 
 
 def execute(job: dict, *, progress=None) -> dict:
     """Run a job in this process, with x64 and strict promotion on while it lasts. Returns plain data, arrays under `arrays`."""
-    kinds = {"components": components_job, "exact": exact_job, "perturb": perturb_job, "conformance": conformance_job}
+    kinds = {
+        "components": components_job,
+        "exact": exact_job,
+        "perturb": perturb_job,
+        "conformance": conformance_job,
+        "gradients": gradients_job,
+        "meshes": meshes_job,
+    }
     arguments = {key: value for key, value in job.items() if key != "kind"}
     if job.get("kind") not in kinds:
         raise InputError(f"unknown exact job {job.get('kind')!r}", next=f"kinds are {', '.join(kinds)}")

@@ -6,6 +6,7 @@ import ast
 def remove_leftovers(text: str) -> str:
     """The module's text without them; comments are not expected in it."""
     tree = _Casts().visit(ast.parse(text))
+    _read_parameters_themselves(tree)
     _drop_unread_attributes(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -29,6 +30,40 @@ class _Casts(ast.NodeTransformer):
             inner = node.args[0]
             if ast.unparse(inner.func) == "jnp.asarray" and len(inner.args) == 2 and ast.unparse(inner.args[1]).startswith("wide_dtype("):
                 return inner
+        return node
+
+
+def _read_parameters_themselves(tree: ast.Module) -> None:
+    """`self.x = x` in a constructor that alone reads it, as the parameter itself: what a layer keeps without need, such as its index, makes it differ from the
+    next one."""
+    strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    for init in [m for c in tree.body if isinstance(c, ast.ClassDef) for m in c.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]:
+        parameters = {a.arg for a in (*init.args.args, *init.args.kwonlyargs)} - {"self", "config", "build"}
+        rebound = {n.id for n in ast.walk(init) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for statement in list(init.body):
+            if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.value, ast.Name)):
+                continue
+            target, name = statement.targets[0], statement.value.id
+            if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self" and name in parameters - rebound) or target.attr in strings:
+                continue
+            mine = [n for n in ast.walk(init) if isinstance(n, ast.Attribute) and n.attr == target.attr and ast.unparse(n.value) == "self"]
+            every = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == target.attr and ast.unparse(n.value) != "config"]
+            if len(mine) < 2 or len(every) > len(mine) or sum(isinstance(n.ctx, ast.Store) for n in mine) > 1:
+                continue
+            init.body.remove(statement)
+            _Renamed(target.attr, name).visit(init)
+
+
+class _Renamed(ast.NodeTransformer):
+    """`self.<attribute>` as the name."""
+
+    def __init__(self, attribute: str, name: str):
+        self.attribute, self.name = attribute, name
+
+    def visit_Attribute(self, node):
+        self.generic_visit(node)
+        if node.attr == self.attribute and ast.unparse(node.value) == "self":
+            return ast.Name(self.name, node.ctx)
         return node
 
 

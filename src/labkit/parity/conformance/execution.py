@@ -24,6 +24,7 @@ def scan_and_loop(subject) -> Found:
     repeated = {path for path, placed in subject.placements.items() if len(placed.layers) > 1}
     found.problems += [f"by scan, the program does not scan over {path}" for path in sorted(repeated - scan.scanned)]
     found.problems += [f"by loop, the program scans over {path}" for path in sorted(loop.scanned)]
+    found.problems += own_indices(subject.model, subject.config.plan)
     if not repeated:
         found.notes.append("no segment of the plan repeats: there is nothing to scan over")
     _same_results(found, subject.step(scan=False), subject.step(), "by loop")
@@ -42,6 +43,23 @@ def remat(subject) -> Found:
             found.problems.append(f"remat {policy!r} changes nothing in the program: it is not applied")
         _same_results(found, subject.step(remat=policy), subject.step(), f"under remat {policy!r}")
     return found
+
+
+def own_indices(model, plan) -> list[str]:
+    """Attributes in which stacks keep the index of their layer: these alone would make every layer a kind of its own, which no scan can run."""
+    stacks = [(segment.layer(p, 0), plan.parameter_path(s, p)) for s, segment in enumerate(plan.segments) for p in range(len(segment.cycle))]
+    if len(stacks) < 2:
+        return []
+    kept: dict[str, list[bool]] = {}
+    for layer, path in stacks:
+        module = model
+        for part in path.split("."):
+            module = module[int(part)] if part.isdigit() else getattr(module, part)
+        for place, node in nnx.iter_graph(module):
+            for name, value in vars(node).items() if isinstance(node, nnx.Module) else ():
+                if type(value) is int:
+                    kept.setdefault(".".join(map(str, (*place, name))), []).append(value == layer)
+    return [f"layers keep their own index as {name}" for name, same in kept.items() if len(same) == len(stacks) and all(same)]
 
 
 class _Traced:
