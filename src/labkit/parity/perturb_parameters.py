@@ -69,7 +69,8 @@ def check_parameter(subject: Subject, spec: PerturbSpec, seed: int = 0, *, froze
     if spec.follows == NOTHING:
         return Row(spec, False, error, after, f"declared dead ({spec.reason}), and it moves the {'reference' if after > MOVES else 'slice'}")
     if error > EXACT_LIMIT:
-        return Row(spec, False, error, after, f"the two sides move apart: the reference by {after:.1e}, ours by {own:.1e}")
+        told = "the slice ignores it" if own <= MOVES else f"ours by {own:.1e}"
+        return Row(spec, False, error, after, f"the two sides move apart: the reference by {after:.1e}, {told}")
     return Row(spec, True, error, after)
 
 
