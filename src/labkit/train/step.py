@@ -60,9 +60,8 @@ def train_step(state: TrainState, frozen, batch: dict, *, parts: ModelParts, eng
         return value, _reported(aux)
 
     def weighed(part, total):
-        counted = _counted(part)
         (value, reported), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
-        weight = (counted / total).astype(wide_dtype(value.dtype))
+        weight = _counted(part).astype(value.dtype) / total.astype(value.dtype)
         scale = lambda x: x.astype(wide_dtype(x.dtype)) * weight.astype(wide_dtype(x.dtype))
         return jax.tree.map(scale, (value, reported, gradients))
 
@@ -75,7 +74,7 @@ def train_step(state: TrainState, frozen, batch: dict, *, parts: ModelParts, eng
         add = lambda sums, part: (jax.tree.map(jnp.add, sums, weighed(part, total)), None)
         value, reported, gradients = jax.lax.scan(add, empty, batch)[0]
     gradients = {name: gradient.astype(wide_dtype(gradient.dtype)) for name, gradient in gradients.items()}
-    metrics = {"loss": value, "gradient_norm": optax.global_norm(gradients), "tokens": _counted(batch), **reported}
+    metrics = {"loss": value, "gradient_norm": optax.tree.norm(gradients), "tokens": _counted(batch), **reported}
     if schedule is not None:
         metrics["learning_rate"] = schedule(state.step)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
