@@ -2,6 +2,8 @@
 
 import ast
 
+from labkit.port.unread_parameters import drop_unread_parameters
+
 
 def remove_leftovers(text: str) -> str:
     """The module's text without them; comments are not expected in it."""
@@ -15,6 +17,7 @@ def remove_leftovers(text: str) -> str:
                 _clean(node)
                 if ast.dump(node) == before:
                     break
+    drop_unread_parameters(tree)
     return "\n".join(map(_bare_tuple, ast.unparse(ast.fix_missing_locations(tree)).splitlines()))
 
 
