@@ -73,6 +73,8 @@ def _others(key: str, value, annotation: str, tested: bool, compared: set[str]) 
         return []
     if isinstance(value, str):
         return sorted(compared - {value})
+    if value == list(range(LAYERS)):
+        return [value[1::2]]  # a list of the layers that are of a kind, and they all are
     if isinstance(value, list):
         return [[]] if value and not isinstance(value[0], list) and len(value) != LAYERS else []
     others = [None] if "None" in annotation else []
