@@ -12,6 +12,7 @@ from labkit.parity.perturb_inputs import check_input, windows
 from labkit.parity.perturb_parameters import check_parameter
 from labkit.parity.perturb_spec import ALIKE, Control, PerturbSpec, Row
 from labkit.parity.perturb_subject import MOVES, Subject, fresh_call, moved
+from labkit.parity.perturb_values import ORIGINAL
 
 
 def controls(subject: Subject, specs: list[PerturbSpec], seed: int, *, full: bool = False) -> Iterator[Control]:
@@ -35,8 +36,8 @@ def controls(subject: Subject, specs: list[PerturbSpec], seed: int, *, full: boo
         spec = next((spec for spec in specs if spec.target == "window" and name in spec.change), None)
         if spec is not None:
             yield from _shifted_windows(subject, spec, name, size)
-    spec = next((spec for spec in specs if spec.target == "rope" and "config" in (spec.change or {})), None)
-    if spec is not None:
+    past = [spec for spec in specs if spec.target == "rope" and "config" in (spec.change or {}) and spec.change["length"] > ORIGINAL]
+    for spec in past[:1]:
         yield _told("input", "the rope table of another type is not used", check_input(subject, spec, ours=lambda tokens, model=None: subject.ours(tokens)))
 
 
