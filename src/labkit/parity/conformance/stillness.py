@@ -16,6 +16,7 @@ def check(subject) -> Found:
     """The call is traced by scan and by loop, with and without a cache, with its aux. value: how many modules were watched."""
     found, tokens, watched = Found(), subject.tokens[:2, :LENGTH], 0
     graphdef, state = nnx.split(subject.model)
+    leaves = jax.tree.leaves(state)
     for way, cache, options in (
         ("scan", None, {"scan": True}),
         ("loop", None, {"scan": False}),
@@ -35,7 +36,7 @@ def check(subject) -> Found:
         watched += merged.count
         found.problems += [f"{what} ({way})" for what in dict.fromkeys(merged.problems)]
     after_graphdef, after = nnx.split(subject.model)
-    if after_graphdef != graphdef or any(a is not b for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state))):
+    if after_graphdef != graphdef or any(a is not b for a, b in zip(jax.tree.leaves(after), leaves, strict=True)):
         found.problems.append("the model itself is another after the calls")
     found.value = float(watched)
     return found
@@ -48,29 +49,31 @@ class Merged:
         self._split, self._entries, self.problems, self.count, self.graphdefs = split, [], [], 0, []
 
     def add(self, module):
-        self._entries.append((module, *self._split(module)))
+        graphdef, state = self._split(module)
+        self._entries.append((module, graphdef, _values(state)))
         self.count += 1
-        self.graphdefs.append((type(module), self._entries[-1][1]))
+        self.graphdefs.append((type(module), graphdef))
 
     def compare(self):
         """Adds to `problems` what changed in a module since it was made."""
-        for module, graphdef, state in self._entries:
+        for module, graphdef, before in self._entries:
             now_graphdef, now = self._split(module)
-            name, before, after = type(module).__name__, _leaves(state), _leaves(now)
+            name, after = type(module).__name__, _values(now)
             for path in sorted(after.keys() - before.keys()):
                 self.problems.append(f"{name} has {path} after the call: sown or set in it")
             for path in sorted(before.keys() - after.keys()):
                 self.problems.append(f"{name} has lost {path} in the call")
             for path in sorted(before.keys() & after.keys()):
-                if before[path].get_raw_value() is not after[path].get_raw_value():
+                if before[path] is not after[path]:
                     self.problems.append(f"{name}.{path} is another value after the call")
             if now_graphdef != graphdef and before.keys() == after.keys():
                 self.problems.append(f"the graph definition of {name} is another after the call: an attribute was set in it")
         self._entries.clear()
 
 
-def _leaves(state) -> dict:
-    return {dotted(path): leaf for path, leaf in nnx.to_flat_state(state)}
+def _values(state) -> dict:
+    """path -> the array itself: a state shares its variables with the module, and a variable that is written keeps its identity."""
+    return {dotted(path): leaf.get_raw_value() for path, leaf in nnx.to_flat_state(state)}
 
 
 @contextlib.contextmanager
