@@ -43,15 +43,15 @@ def capture(model, tokens, *, inject=None, **call) -> Recording:
     """
     recording = Recording()
     recording.model_class = type(model)
-    with _intercepting(model, recording, inject):
+    with intercepting(model, Interceptor(model, recording, inject)):
         result = model(jnp.asarray(tokens, jnp.int32), scan=False, **call)
     recording["logits"] = np.asarray(result[0] if isinstance(result, tuple) else result)
     return recording
 
 
 @contextmanager
-def _intercepting(model, recording, inject):
-    interceptor = _Interceptor(model, recording, inject)
+def intercepting(model, interceptor):
+    """Within the block every call of a module of the model's classes, and every tagged value, goes through the interceptor."""
     classes = {type(node) for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)}
     with ExitStack() as stack:
         for cls in classes:
@@ -65,7 +65,9 @@ def _intercepting(model, recording, inject):
         yield
 
 
-class _Interceptor:
+class Interceptor:
+    """What becomes of a call: its name by path, what arrives, what leaves."""
+
     def __init__(self, model, recording, inject):
         self.model, self.recording, self.inject = model, recording, inject
         self.stack: list[tuple[object, str]] = []
@@ -118,7 +120,7 @@ class _Interceptor:
         first = next((i for i, part in enumerate(parts) if isinstance(part, jax.Array)), None)
         if first is None:
             return result
-        if _is_router(parts):
+        if is_router(parts):
             if name in self.reported:
                 self.recording[name] = np.asarray(self.reported[name])
             parts = self.leave_router(name, parts)
@@ -133,11 +135,11 @@ class _Interceptor:
 
         What the router tagged itself is on record already, from before its tag put the reference's value in.
         """
-        choice, seen = next(part.shape for part in parts if _is_whole(part)), set()
+        choice, seen = next(part.shape for part in parts if is_whole(part)), set()
         for i, part in enumerate(parts):
             if not isinstance(part, jax.Array):
                 continue
-            key = name + (".indices" if _is_whole(part) else ".weights" if part.shape == choice else "")
+            key = name + (".indices" if is_whole(part) else ".weights" if part.shape == choice else "")
             if key in seen:
                 continue
             seen.add(key)
@@ -169,13 +171,13 @@ class _Interceptor:
         return jnp.asarray(np.asarray(value).reshape(ours.shape), ours.dtype)
 
 
-def _is_whole(part) -> bool:
+def is_whole(part) -> bool:
     return isinstance(part, jax.Array) and part.ndim > 1 and jnp.issubdtype(part.dtype, jnp.integer)
 
 
-def _is_router(parts) -> bool:
+def is_router(parts) -> bool:
     """A choice of experts: an integer array and a float array of the same shape."""
-    whole = [part.shape for part in parts if _is_whole(part)]
+    whole = [part.shape for part in parts if is_whole(part)]
     return bool(whole) and any(isinstance(part, jax.Array) and jnp.issubdtype(part.dtype, jnp.inexact) and part.shape == whole[0] for part in parts)
 
 

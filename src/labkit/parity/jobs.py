@@ -25,6 +25,7 @@ def execute(job: dict, *, progress=None) -> dict:
         "conformance": conformance_job,
         "gradients": gradients_job,
         "meshes": meshes_job,
+        "frozen_topk": _frozen_topk_job,
     }
     arguments = {key: value for key, value in job.items() if key != "kind"}
     if job.get("kind") not in kinds:
@@ -40,6 +41,12 @@ def execute(job: dict, *, progress=None) -> dict:
             stack.enter_context(jax.default_device(jax.devices("cpu")[0]))
         result = kinds[job["kind"]](progress=progress or (lambda fraction, text: None), **arguments)
     return result | {"kind": job["kind"], "seconds": round(time.perf_counter() - start, 2)}
+
+
+def _frozen_topk_job(source, *, progress, **arguments) -> dict:
+    from labkit.parity.frozen_topk import frozen_topk_job
+
+    return frozen_topk_job(source, progress=progress, **arguments)
 
 
 def _both(source, progress):
