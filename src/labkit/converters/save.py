@@ -70,7 +70,7 @@ def save(model, source, out: str | os.PathLike, *, training: dict, force: bool =
                 for key, shape in entries(place):
                     writer.declare(key, shape, arrays[place.path].dtype, bool(place.layers))
             for index in place.rows():
-                row = _on_host(arrays[place.path], index)
+                row = on_host(arrays[place.path], index)
                 if (wrong := first_non_finite(row)) is not None:
                     raise InputError(
                         f"The parameter {place.path} holds {float(row[wrong])} at index {list(wrong)}", out, "The training diverged: go back a step"
@@ -129,7 +129,7 @@ def _replaceable(out: Path, source) -> bool:
     return True
 
 
-def _on_host(array: jax.Array, index: int | None) -> np.ndarray:
+def on_host(array: jax.Array, index: int | None) -> np.ndarray:
     """The array, or one index of axis 0, as numpy's; gathered over processes where no process holds all of it."""
     if array.is_fully_addressable:
         return np.asarray(array if index is None else array[index])
