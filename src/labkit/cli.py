@@ -345,17 +345,24 @@ def board(types, jobs, out, apart, resume, time_limit, steps) -> None:
 @click.option("--param-dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]), help="What weights are kept in.")
 @click.option("--remat", default="full", show_default=True, type=click.Choice(["full", "dots", "attention", "none"]), help="What is computed anew.")
 @click.option("--keep", default=None, type=click.Path(path_type=Path), help="A folder that gets the compiled programs as text.")
+@click.option("--compare-dispatch", is_flag=True, help="Instead: one mixture layer by the lab's dispatch and by a plain einsum over all experts.")
 @click.option("--timeout", default=3600.0, show_default=True, help="Seconds that compiling may take.")
 @as_json
 @revision
 @remote_code
-def compile_command(model, phases, remat, keep, as_json, **options) -> None:
+def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **options) -> None:
     """The TPU compiler's view of MODEL on a slice of chips: memory, operations, collectives, bounds on time. No TPU is needed."""
-    from labkit.lab.compile import compile_model
+    from labkit.lab import compile as lab
 
     with _only(as_json) as emit:
+        if compare_dispatch:
+            table = lab.compare_dispatch(model, **options)
+            emit(table.model_dump() if as_json else table.plain())
+            return
         chosen = [part.strip() for part in phases.split(",") if part.strip()]
-        result = compile_model(model, phases=chosen, remat=None if remat == "none" else remat, keep=None if keep is None else str(keep.resolve()), **options)
+        result = lab.compile_model(
+            model, phases=chosen, remat=None if remat == "none" else remat, keep=None if keep is None else str(keep.resolve()), **options
+        )
         emit(result.as_json() if as_json else result.plain())
     sys.exit(result.exit_code)
 
@@ -383,6 +390,27 @@ def conform(types, jobs, out, sources, checks, specs, full, time_limit, record) 
             garden.record(row)
     click.echo(result.plain())
     sys.exit(result.exit_code)
+
+
+@cli.command(epilog="TYPE is a model type, whose tiny model is taken, or a model as the other commands take it.")
+@click.argument("types", nargs=-1)
+@click.option("--mode", type=click.Choice(["exact", "float32"]), default="exact", show_default=True)
+@click.option("--mesh", "sizes", multiple=True, metavar="D,F,T,E", help="Sizes of data, fsdp, tensor and expert; may be repeated (default: five meshes).")
+@click.option("--no-decode", is_flag=True, help="Leave cached decoding out.")
+@as_json
+def meshes(types, mode, sizes, no_decode, as_json) -> None:
+    """Logits, gradients, decoding and bytes of each TYPE on meshes of eight devices against one device (default: every family the suite names)."""
+    from labkit.lab.meshes import meshes, named_families
+    from labkit.parity.meshes import MESHES
+
+    try:
+        chosen = [tuple(int(size) for size in text.split(",")) for text in sizes] or MESHES
+    except ValueError:
+        raise InputError(f"--mesh takes four sizes separated by commas, not {', '.join(sizes)!r}", "--mesh", "for example --mesh 1,2,2,2") from None
+    found = meshes(types or named_families(), mode=mode, sizes=chosen, decode=not no_decode, say=(lambda line: None) if as_json else click.echo)
+    if as_json:
+        click.echo(json.dumps([each.as_dict() for each in found]))
+    sys.exit(0 if all(each.passed for each in found) else 1)
 
 
 @cli.command()

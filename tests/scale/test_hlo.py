@@ -6,7 +6,7 @@ import pytest
 
 from labkit.scale.collectives import Role, find_collectives
 from labkit.scale.hlo import Array, leaves, parse_module, parse_shape
-from labkit.scale.hlo_cost import _convolution_flops, hbm_bytes, products
+from labkit.scale.hlo_cost import _convolution_flops, hbm_traffic, products
 from labkit.scale.hlo_flow import Origins, count_executions
 
 # A program in the compiler's own format: a loop of five layers over a weight that arrives in pieces, on a mesh of fsdp=2, tensor=2.
@@ -124,9 +124,11 @@ def test_a_permute_of_activations_is_no_move_of_weights():
 
 def test_traffic_counts_slices_and_leaves_out_the_chips_own_memory(read):
     module, executions, _ = read
-    everything = hbm_bytes(module, executions)
-    elsewhere = PROGRAM.replace("%done = bf16[8,16]{1,0} fusion", "%done = bf16[8,16]{1,0:S(1)} fusion")
-    less = parse_module(elsewhere)
-    assert 0 < hbm_bytes(less, count_executions(less)) < everything
-    layer = LAYERS * 2 * 4 * 16 * 2
-    assert everything < 5 * 4 * 16 * 2 * LAYERS * 3 + layer * 20, "a layer's slice does not cost the whole stack"
+    traffic = {t.instruction: t for t in hbm_traffic(module, executions)}
+    piece, whole, x = 4 * 16 * 2, 8 * 16 * 2, 6 * 16 * 2
+    assert traffic["piece.2"].total == LAYERS * (piece + 4 + piece), "a layer's slice, the counter and the slice written, not the whole stack"
+    assert traffic["dot.2"].bytes == 6 * 8 * 2 + whole + x and traffic["dot.2"].times == LAYERS
+    assert "while.1" not in traffic and "tuple.3" not in traffic
+    elsewhere = parse_module(PROGRAM.replace("%done = bf16[8,16]{1,0} fusion", "%done = bf16[8,16]{1,0:S(1)} fusion"))
+    less = {t.instruction: t for t in hbm_traffic(elsewhere, count_executions(elsewhere))}
+    assert less["dot.2"].bytes == 6 * 8 * 2 + x

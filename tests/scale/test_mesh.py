@@ -1,5 +1,7 @@
 """Models on a mesh of forced host devices equal the unsharded ones, and their weights really are sharded."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +12,70 @@ from jax.sharding import NamedSharding
 from labkit.converters import load_model
 from labkit.errors import InputError
 from labkit.hf import open_source
+from labkit.layers.sharding import MESH_AXIS_NAMES
 from labkit.models import get_family, read_config
-from labkit.scale.mesh import build_mesh
+from labkit.scale.mesh import build_mesh, device_grid
 
 
 def test_the_product_is_strict():
     with pytest.raises(InputError, match="needs 4 devices, and there are 8"):
         build_mesh(fsdp=2, tensor=2)
+    with pytest.raises(InputError, match="data=0, fsdp=8"):
+        build_mesh(data=0, fsdp=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What the builder asks of a device."""
+
+    id: int
+    slice_index: int
+    process_index: int
+    device_kind: str = "chip"
+    platform: str = "none"
+
+
+def chips(slices: int, hosts: int, each: int) -> list[Chip]:
+    """Devices by slice and host, as `jax.devices()` of a cluster lists them."""
+    return [Chip((s * hosts + h) * each + d, s, s * hosts + h) for s in range(slices) for h in range(hosts) for d in range(each)]
+
+
+def test_several_hosts_of_one_slice_are_one_grid():
+    grid = device_grid({"data": 1, "fsdp": 4, "tensor": 2, "expert": 1}, chips(1, 2, 4))
+    assert grid.shape == (1, 4, 2, 1) and [device.id for device in grid.flat] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "sizes, across, axis",
+    [
+        ({"data": 2, "fsdp": 4, "tensor": 2, "expert": 1}, None, 0),
+        ({"data": 1, "fsdp": 8, "tensor": 2, "expert": 1}, None, 1),
+        ({"data": 2, "fsdp": 4, "tensor": 2, "expert": 1}, {"fsdp": 2}, 1),
+        ({"data": 1, "fsdp": 4, "tensor": 2, "expert": 2}, {"expert": 2}, 3),
+    ],
+)
+def test_several_slices_are_apart_along_one_axis_and_together_along_the_rest(sizes, across, axis):
+    grid = device_grid(sizes, chips(2, 2, 4), across)
+    assert grid.shape == tuple(sizes.values()) and len({device.id for device in grid.flat}) == 16
+    number = np.vectorize(lambda device: device.slice_index)(grid)
+    first, second = np.split(number, 2, axis)
+    assert not first.any() and second.all(), "each half along the axis is one slice"
+
+
+@pytest.mark.parametrize(
+    "sizes, across, devices, said",
+    [
+        ((3, 1, 1, 4), None, chips(2, 1, 6), "neither data nor fsdp"),
+        ((2, 4, 2, 1), {"fsdp": 4}, chips(2, 2, 4), "makes 4 slices, and there are 2"),
+        ((2, 4, 2, 1), {"pipe": 2}, chips(2, 2, 4), "no mesh axis is named pipe"),
+        ((2, 8, 1, 1), {"tensor": 2}, chips(2, 2, 4), "tensor=1 does not divide into 2 parts"),
+        ((2, 4, 1, 1), {"data": 2}, chips(1, 2, 4), "lies across 2 slices, and the devices are of one"),
+        ((1, 12, 1, 1), None, chips(2, 1, 8)[:12], "the slices have 8, 4 devices"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(sizes, across, devices, said):
+    with pytest.raises(InputError, match=said):
+        device_grid(dict(zip(MESH_AXIS_NAMES, sizes)), devices, across)
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("tiny:llama", "tiny:qwen3", "tiny:gemma2")]

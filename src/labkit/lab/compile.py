@@ -60,15 +60,28 @@ def parse_mesh(text: str) -> dict[str, int]:
     return sizes
 
 
-def compile_model(model: str, *, topology: str, mesh: str, revision: str = "", trust_remote_code: bool = False, timeout: float = 3600, **options) -> Compiled:
-    """options: fields of `CompileJob`. Raises InputError, BlockedError (no slice, no compiler) and LabError (the compiler died)."""
+def make_job(model: str, *, topology: str, mesh: str, revision: str = "", trust_remote_code: bool = False, **options):
+    """The `CompileJob` of a command. options: its further fields."""
+    from labkit.scale.aot import CompileJob
+
+    name, config = read_model_config(model, revision=revision, trust_remote_code=trust_remote_code)
+    given = dict(model=name, model_type=config.model_type, described=config.described, defaults=config.defaults)
+    return CompileJob(**given, topology=topology, mesh=parse_mesh(mesh), **options)
+
+
+def compile_model(model: str, *, timeout: float = 3600, **options) -> Compiled:
+    """options: as for `make_job`. Raises InputError, BlockedError (no slice, no compiler) and LabError (the compiler died)."""
     from labkit.port.slices import ensure_slice
     from labkit.scale import aot
 
-    name, config = read_model_config(model, revision=revision, trust_remote_code=trust_remote_code)
-    job = aot.CompileJob(
-        model=name, model_type=config.model_type, described=config.described, defaults=config.defaults, topology=topology, mesh=parse_mesh(mesh), **options
-    )
+    job = make_job(model, **options)
     aot.check_job(job)
-    ensure_slice(config.model_type).require()
+    ensure_slice(job.model_type).require()
     return Compiled(aot.compile_model(job, timeout=timeout))
+
+
+def compare_dispatch(model: str, *, timeout: float = 3600, **options):
+    """The mixture layer of MODEL by the lab's dispatch and by a plain einsum: a `DispatchReport`. options: as for `make_job`."""
+    from labkit.scale import aot
+
+    return aot.compare_dispatch(make_job(model, **options), timeout=timeout)

@@ -68,6 +68,8 @@ def check_job(job: CompileJob) -> Topology:
     """The job's topology. Raises InputError for what could not be compiled, BlockedError where libtpu is absent."""
     topology = parse_topology(job.topology)
     devices = topology.chips * topology.chip.devices_per_chip
+    if topology.slices > 1 and topology.chip.dcn_bandwidth is None:
+        raise InputError(f"no figure is published for the network between slices of {topology.chip.name}", "--topology", "take one slice")
     unknown = sorted(set(job.mesh) - set(MESH_AXIS_NAMES))
     if unknown:
         raise InputError(f"no mesh axis is called {', '.join(unknown)}", "--mesh", f"axes: {', '.join(MESH_AXIS_NAMES)}")
@@ -89,6 +91,25 @@ def check_job(job: CompileJob) -> Topology:
 def compile_model(job: CompileJob, *, timeout: float | None = 3600) -> CompileReport:
     """Compile in a process of its own. Raises the process's own LabError, or LabError with its last words when it died or overran `timeout` seconds."""
     return CompileReport.model_validate(run_compiler("labkit.scale.aot_worker", job.model_dump(), check_job(job), timeout=timeout))
+
+
+def compare_dispatch(job: CompileJob, *, timeout: float | None = 3600):
+    """The job's mixture layer by the lab's dispatch and by a plain einsum -> `labkit.scale.dispatch.DispatchReport`. Raises InputError without a mixture."""
+    from labkit.scale.dispatch import DispatchJob, DispatchReport
+
+    topology, config = check_job(job), job.described
+    first = lambda *names: next((config[name] for name in names if config.get(name)), None)
+    sizes = {
+        "hidden": first("hidden_size"),
+        "intermediate": first("moe_intermediate_size", "intermediate_size"),
+        "experts": first("num_experts", "num_local_experts", "n_routed_experts"),
+        "top_k": first("num_experts_per_tok", "experts_per_token", "moe_topk"),
+    }
+    if absent := [name for name, size in sizes.items() if size is None]:
+        raise InputError(f"{job.model} has no mixture: its config does not tell {', '.join(absent)}", job.model_type, "give a mixture of experts")
+    batch = job.batch or topology.chips * topology.chip.devices_per_chip // job.mesh.get("tensor", 1)
+    given = DispatchJob(model=job.model, topology=job.topology, mesh=job.mesh, tokens=batch * job.length, dtype=job.dtype, **sizes)
+    return DispatchReport.model_validate(run_compiler("labkit.scale.dispatch", given.model_dump(), topology, timeout=timeout))
 
 
 def run_compiler(module: str, job: dict, topology: Topology, *, timeout: float | None = 3600) -> dict:

@@ -12,8 +12,9 @@ GIB, GB, TERA = 2**30, 10**9, 10**12
 @dataclasses.dataclass(frozen=True)
 class Chip:
     """One chip. hbm_bytes; peak_flops: bf16, per second; hbm_bandwidth: bytes per second; ici_bandwidth: bytes per second that a chip receives over all of its
-    links (half of the published figure, which counts both directions); torus: dimensions of the interconnect; source: where the figures stand.
-    devices_per_chip: how many devices the compiler makes of one chip; they share its figures equally."""
+    links (half of the published figure, which counts both directions); torus: dimensions of the interconnect; source: where the figures stand;
+    dcn_bandwidth: bytes per second and chip between slices, None where no figure is published; devices_per_chip: how many devices the compiler makes of one
+    chip, which share its figures equally."""
 
     name: str
     hbm_bytes: int
@@ -23,6 +24,7 @@ class Chip:
     torus: int
     accelerator_type: str
     source: str
+    dcn_bandwidth: float | None = None
     devices_per_chip: int = 1
 
 
@@ -30,11 +32,11 @@ _CLOUD = 'Google Cloud documentation, page "TPU {}", as of November 2026'
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 32 * GIB, 275 * TERA, 1200 * GB, 300 * GB, 3, "v4-8", _CLOUD.format("v4") + "; links: arXiv 2304.01433 (6 of 50 GB/s each way)", 2),
-        Chip("v5e", 16 * GB, 197 * TERA, 819 * GB, 200 * GB, 2, "v5litepod-4", _CLOUD.format("v5e")),
-        Chip("v5p", 95 * GIB, 459 * TERA, 2765 * GB, 600 * GB, 3, "v5p-8", _CLOUD.format("v5p")),
-        Chip("v6e", 32 * GB, 918 * TERA, 1638 * GB, 400 * GB, 2, "v6e-4", _CLOUD.format("v6e")),
-        Chip("tpu7x", 192 * GIB, 2307 * TERA, 7380 * GB, 600 * GB, 3, "tpu7x-8", _CLOUD.format("TPU7x (Ironwood)"), 2),
+        Chip("v4", 32 * GIB, 275 * TERA, 1200 * GB, 300 * GB, 3, "v4-8", _CLOUD.format("v4") + "; links: arXiv 2304.01433 (6 of 50 GB/s each way)", None, 2),
+        Chip("v5e", 16 * GB, 197 * TERA, 819 * GB, 200 * GB, 2, "v5litepod-4", _CLOUD.format("v5e"), 3.125 * GB),
+        Chip("v5p", 95 * GIB, 459 * TERA, 2765 * GB, 600 * GB, 3, "v5p-8", _CLOUD.format("v5p"), 6.25 * GB),
+        Chip("v6e", 32 * GB, 918 * TERA, 1638 * GB, 400 * GB, 2, "v6e-4", _CLOUD.format("v6e"), 12.5 * GB),
+        Chip("tpu7x", 192 * GIB, 2307 * TERA, 7380 * GB, 600 * GB, 3, "tpu7x-8", _CLOUD.format("TPU7x (Ironwood)"), 12.5 * GB, 2),
     )
 }
 

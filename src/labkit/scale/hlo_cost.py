@@ -107,17 +107,35 @@ def _valid_positions(size: int, kernel: int, stride: int, before: int, after: in
     return int(((position >= 0) & (position < reach) & (position % dilation == 0)).sum())
 
 
-def hbm_bytes(module: Module, executions: Executions) -> int:
-    """Bytes that instructions read from and write to HBM, values in the chip's own memories left out. Slices count as what they take, updates in place as what
-    they change; tiles' padding does not count."""
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What one instruction reads from and writes to HBM. bytes: of one execution on one device."""
+
+    instruction: str
+    shape: str
+    bytes: int
+    times: int
+    op_name: str
+
+    @property
+    def total(self) -> int:
+        return self.bytes * self.times
+
+
+def hbm_traffic(module: Module, executions: Executions) -> list[Traffic]:
+    """Every instruction that reads or writes HBM, the largest first. Values in the chip's own memories are left out, slices count as what they take, updates
+    in place as what they change; tiles' padding does not count."""
     fused = {name for c in module.computations.values() for i in c.instructions if i.opcode not in ("call", "conditional") for name in subprograms(i)}
-    total = 0
+    found = []
     for name, times in executions.times.items():
         if name in fused:
             continue
         computation = module.computations[name]
-        total += times * sum(_traffic(module, computation, instruction) for instruction in computation.instructions)
-    return total
+        for instruction in computation.instructions:
+            if size := _traffic(module, computation, instruction):
+                shape = ", ".join(f"{array.dtype}[{','.join(map(str, array.dims))}]" for array in leaves(instruction.shape)[:1])
+                found.append(Traffic(instruction.name, shape, size, times, executions.op_name(computation, instruction)))
+    return sorted(found, key=lambda traffic: -traffic.total)
 
 
 def _in_hbm(shape) -> int:

@@ -1,113 +1,56 @@
 """One program compiled and read: memory, operations, collectives, bounds on time, gates."""
 
 import re
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from labkit.scale.chips import Topology
-from labkit.scale.collectives import Collective, find_collectives, is_expert
-from labkit.scale.hlo import parse_module
-from labkit.scale.hlo_cost import Product, hbm_bytes, products
-from labkit.scale.hlo_flow import Origins, count_executions
+from labkit.scale.collectives import Collective, is_expert
+from labkit.scale.hlo_cost import Product
 from labkit.scale.programs import ModelPrograms
-from labkit.scale.report import CollectiveRow, FlopsCheck, Gate, MemoryUse, PhaseReport
-from labkit.scale.roofline import link_seconds, roofline
+from labkit.scale.reading import read_program
+from labkit.scale.report import CollectiveRow, FlopsCheck, Gate, MemoryUse, PhaseReport, TrafficRow
+from labkit.scale.roofline import link_seconds
 
 FLOPS_LIMIT = 0.05
 """How far compiled products with weights may lie from the family's formula."""
 
+SHOWN = 6
+"""How many of the instructions that move most through HBM a report lists."""
+
 _ATTENTION = re.compile(r"bkm[a-z],bks[a-z]->")
 """The products of queries, keys and values in `layers/attention.py`."""
-
-_NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory")
 
 
 def inspect_program(programs: ModelPrograms, phase: str, topology: Topology, *, keep: str | None = None) -> PhaseReport:
     """Compile one phase of a model and read the result. keep: a folder that gets the program as text."""
-    program, mesh = programs.program(phase), programs.mesh
-    started = time.perf_counter()
-    lowered = program.lower(mesh)
-    traced = time.perf_counter()
-    common = dict(phase=phase, batch=programs.batch, length=programs.length)
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if not _NO_MEMORY.search(str(error)):
-            raise
-        seconds = time.perf_counter() - traced
-        return PhaseReport(**common, status="does not fit", detail=_told(error), trace_seconds=traced - started, compile_seconds=seconds)
-    seconds = time.perf_counter() - traced
-    text = compiled.as_text()
-    if keep:
-        Path(keep).mkdir(parents=True, exist_ok=True)
-        (Path(keep) / f"{phase}.hlo").write_text(text, encoding="utf-8")
-    module = parse_module(text)
-    executions, origins = count_executions(module), Origins(module)
-    if len(module.entry.parameters) != len(program.roles):
-        raise ValueError(f"the compiled program has {len(module.entry.parameters)} parameters, the traced one {len(program.roles)}: roles cannot be told")
-    found = find_collectives(module, executions, origins, list(program.roles), dict(mesh.shape))
-    per_chip = topology.chip.devices_per_chip
-    coordinates = [(*device.coords, getattr(device, "slice_index", None) or 0) for device in mesh.devices.flat]
-    flops = check_flops(programs, phase, products(module, executions), compiled)
-    bound = roofline(
-        flops=max(flops.total, flops.formula_weights),
-        hbm_bytes=hbm_bytes(module, executions),
-        collectives=found,
-        chip=topology.chip,
-        coordinates=coordinates,
-        devices_per_chip=per_chip,
+    read = read_program(programs.program(phase), programs.mesh, keep=None if keep is None else Path(keep) / f"{phase}.hlo")
+    common = dict(
+        phase=phase, batch=programs.batch, length=programs.length, trace_seconds=read.trace_seconds, compile_seconds=read.compile_seconds, detail=read.told
     )
-    memory = memory_use(compiled, program, topology)
-    seconds_of = lambda collective: link_seconds(collective, topology.chip, coordinates, per_chip)
-    gates = [expert_gate(found), replication_gate(programs), fit_gate(memory)]
+    if read.compiled is None:
+        return PhaseReport(**common, status="does not fit")
+    flops = check_flops(programs, phase, read.products, read.compiled)
+    memory = read.memory(topology)
+    seconds_of = lambda collective: link_seconds(collective, topology.chip, list(read.coordinates), topology.chip.devices_per_chip)
+    gates = [expert_gate(read.collectives), replication_gate(programs), fit_gate(memory)]
     if flops.ratio is not None:
         off = abs(flops.ratio - 1)
         gates.append(Gate(name="operations as the formula counts", passed=off <= FLOPS_LIMIT, detail=f"weights off by {off:.2%}, limit {FLOPS_LIMIT:.0%}"))
     return PhaseReport(
         **common,
         status="compiled",
-        trace_seconds=traced - started,
-        compile_seconds=seconds,
         memory=memory,
         flops=flops,
-        collectives=collective_rows(found, seconds_of),
-        roofline=bound,
+        collectives=collective_rows(read.collectives, seconds_of),
+        traffic=[TrafficRow(shape=t.shape, executions=t.times, bytes=t.total, source=_short(t.op_name)) for t in read.traffic[:SHOWN]],
+        roofline=read.roofline(topology, max(flops.total, flops.formula_weights)),
         gates=gates,
-        notes=[f"a loop whose length depends on data is counted once: {name}" for name in executions.unknown],
+        notes=[f"a loop whose length depends on data is counted once: {name}" for name in read.unknown],
     )
 
 
-def _told(error: Exception) -> str:
-    """The compiler's own words about memory, without its addresses."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "\n".join(lines[:12])[:2000]
-
-
-def memory_use(compiled, program, topology: Topology) -> MemoryUse:
-    """The compiler's figures; what the arguments are comes from their shardings."""
-    stats = compiled.memory_analysis()
-    kinds: dict[str, int] = {}
-    for role, leaf in zip(program.roles, jax.tree.leaves(program.arguments), strict=True):
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        size = leaf.dtype.itemsize
-        for dim in shape:
-            size *= dim
-        kinds[role.kind] = kinds.get(role.kind, 0) + size
-    return MemoryUse(
-        arguments=stats.argument_size_in_bytes,
-        argument_kinds=kinds,
-        outputs=stats.output_size_in_bytes - stats.alias_size_in_bytes,
-        aliased=stats.alias_size_in_bytes,
-        temporaries=stats.temp_size_in_bytes,
-        code=stats.generated_code_size_in_bytes,
-        peak=stats.peak_memory_in_bytes,
-        available=topology.chip.hbm_bytes // topology.chip.devices_per_chip,
-    )
-
-
-def collective_rows(found: list[Collective], seconds_of) -> list[CollectiveRow]:
+def collective_rows(found: Sequence[Collective], seconds_of) -> list[CollectiveRow]:
     """Collectives of one kind that move the same thing over the same axes, largest first."""
     groups: dict[tuple, list[Collective]] = {}
     for collective in found:
@@ -137,7 +80,7 @@ def _short(op_name: str) -> str:
     return "/".join(parts[-2:])
 
 
-def expert_gate(found: list[Collective]) -> Gate:
+def expert_gate(found: Sequence[Collective]) -> Gate:
     """No collective moves expert weights in the forward pass."""
     offending = [c for c in found if c.moves_experts and c.part in ("forward", "recomputed")]
     names = sorted({name for c in offending for name in c.names if is_expert(name)})
@@ -168,14 +111,14 @@ def fit_gate(memory: MemoryUse) -> Gate:
     return Gate(name="fits into HBM", passed=memory.peak <= memory.available, detail=f"{memory.share:.0%} of it at the peak")
 
 
-def check_flops(programs: ModelPrograms, phase: str, found: list[Product], compiled) -> FlopsCheck:
+def check_flops(programs: ModelPrograms, phase: str, found: Sequence[Product], compiled) -> FlopsCheck:
     """Compiled products by what and part, against the family's formula for the same tokens."""
     experts = max((leaf.shape[1] for name, leaf in programs.state.items() if is_expert(name) and len(leaf.shape) > 2), default=0)
     counted: dict[str, float] = {}
     worst = 0.0
     for product in found:
         what = "attention" if _ATTENTION.search(product.op_name) else "grouped" if product.kind == "ragged" else "weights"
-        share = _local_share(product, experts)
+        share = local_share(product, experts)
         label = f"{what}, {product.part}"
         counted[label] = counted.get(label, 0) + product.total * share
         worst += product.total
@@ -205,7 +148,7 @@ def check_flops(programs: ModelPrograms, phase: str, found: list[Product], compi
     return check
 
 
-def _local_share(product: Product, experts: int) -> float:
+def local_share(product: Product, experts: int) -> float:
     """The part of a grouped product's rows that belong to the device's own experts when the load is balanced."""
     if product.kind != "ragged" or not experts:
         return 1.0

@@ -59,6 +59,15 @@ class CollectiveRow(BaseModel):
     sources: list[str] = Field(default_factory=list)
 
 
+class TrafficRow(BaseModel):
+    """What one instruction moves through HBM, bytes of one device per step."""
+
+    shape: str
+    executions: int
+    bytes: int
+    source: str
+
+
 class Gate(BaseModel):
     """What must hold of a compiled program."""
 
@@ -80,6 +89,7 @@ class PhaseReport(BaseModel):
     memory: MemoryUse | None = None
     flops: FlopsCheck | None = None
     collectives: list[CollectiveRow] = Field(default_factory=list)
+    traffic: list[TrafficRow] = Field(default_factory=list)
     roofline: Roofline | None = None
     gates: list[Gate] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)

@@ -95,4 +95,6 @@ def _roofline(console: Console, phase: PhaseReport) -> None:
     console.print(f"roofline: {compute}, {memory}, {links}")
     produced = phase.batch * (1 if phase.phase == "decode" else phase.length)
     bound = f"at least {_time(r.overlapped)} per step, bound by {r.bound_by}; {_time(r.serial)} if nothing overlaps"
+    for row in phase.traffic:
+        console.print(f"  through HBM {row.bytes / 1e9:,.3f} GB in {row.executions} x {row.shape}: {row.source}")
     console.print(f"  {bound}; at most {produced / r.overlapped:,.0f} tokens/s. Figures: {r.source}")

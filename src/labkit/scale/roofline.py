@@ -38,14 +38,17 @@ class Roofline(BaseModel):
 
 
 def link_seconds(collective: Collective, chip: Chip, coordinates: list[tuple[int, ...]], devices_per_chip: int = 1) -> float:
-    """Time of one collective on links: its group uses those torus dimensions along which its chips lie apart, both directions of each.
+    """Time of one collective on links: its group uses those torus dimensions along which its chips lie apart, both directions of each. A group that reaches
+    over several slices takes the network between them for all it moves, an upper bound.
 
-    coordinates: of every device's chip, by the number that the program gives it.
+    coordinates: of every device's chip and, last, its slice, by the number that the program gives the device.
     """
     places = {coordinates[device] for device in collective.group if device < len(coordinates)}
-    dimensions = sum(len(set(along)) > 1 for along in zip(*places)) or 1
-    bandwidth = chip.ici_bandwidth / devices_per_chip * min(dimensions, chip.torus) / chip.torus
-    return collective.total / bandwidth
+    apart = [len(set(along)) > 1 for along in zip(*places)]
+    if apart and apart[-1] and chip.dcn_bandwidth is not None:
+        return collective.total * devices_per_chip / chip.dcn_bandwidth
+    dimensions = min(sum(apart[:-1]) or 1, chip.torus)
+    return collective.total / (chip.ici_bandwidth / devices_per_chip * dimensions / chip.torus)
 
 
 def roofline(
