@@ -247,7 +247,7 @@ def families(as_json, update, handovers) -> None:
 
 @cli.command()
 @click.argument("models", nargs=-1, required=True, metavar="TYPE...")
-@click.option("--full", is_flag=True, help="Every parameter, config key and layer, not a draw by seed.")
+@click.option("--full", is_flag=True, help="Every parameter and config key, not a draw by seed.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw, and of the tokens.")
 @as_json
 def attack(models, full, seed, as_json) -> None:

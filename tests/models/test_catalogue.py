@@ -134,7 +134,7 @@ def quick(name: str) -> bool:
 
 
 CASES = [
-    pytest.param(name, id=f"{row}-{number}-{parse_tiny(name)[0]}", marks=() if quick(name) and number in (0, 2) else pytest.mark.slow)
+    pytest.param(parse_tiny(name)[0], name, id=f"{row}-{number}-{parse_tiny(name)[0]}", marks=() if quick(name) and number in (0, 2) else pytest.mark.slow)
     for row, names in EXACT.items()
     for number, name in enumerate(names)
 ]
@@ -148,8 +148,8 @@ def test_every_row_is_a_test():
         assert function is None or hasattr(importlib.import_module(module), function), (module, function)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_exact(name):
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_exact(family, name):
     with attacked(name) as subject:
         assert subject.base_error <= 1e-9
 

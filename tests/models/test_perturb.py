@@ -1,17 +1,16 @@
 """The attack on every named family: parameters, config keys and inputs changed on both sides, and planted faults that the same specs must catch.
 
-`pytest tests/models -k <family>` runs a draw; with `-m slow` every parameter, every key, every layer, and the default-shaped configuration too.
+By default a draw; with `-m slow`, or `-k` and the family's name, every parameter and every key, and a draw on the family's second configuration.
 """
 
 import pytest
 
+from labkit.parity.conformance.sources import NAMED, sources
 from labkit.parity.perturb import perturb
 from labkit.port.slices import ensure_slice
 
-FAMILIES = (
-    "llama mistral qwen2 qwen3 qwen2_moe qwen3_moe mixtral gemma gemma2 gemma3_text phi3 granite granitemoe cohere cohere2 olmo2 olmoe smollm3 deepseek_v3 "
-    "gpt_oss llama4_text hrm_text minicpm3 glm4 glm4_moe qwen3_next gpt2 gpt_neox mamba2"
-).split()
+FAMILIES = list(NAMED)
+EACH = [pytest.param(family, marks=pytest.mark.xdist_group(family), id=family) for family in FAMILIES]
 
 
 def attacked(family: str, source: str, **options):
@@ -23,21 +22,19 @@ def attacked(family: str, source: str, **options):
     return result
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_attack(family):
     attacked(family, f"tiny:{family}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_whole_attack(family):
     result = attacked(family, f"tiny:{family}", full=True, seed=1)
     assert result.total >= 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attack_on_the_default_shape(family):
-    from labkit.hf.default_shaped import default_shaped
-
-    attacked(family, next(iter(default_shaped(family))), seed=2)
+@pytest.mark.parametrize("family", EACH)
+def test_attack_on_the_second_configuration(family):
+    attacked(family, sources(family)[1], seed=2)

@@ -22,7 +22,10 @@ from labkit.models import get_family, read_config
 FOLDER = Path(__file__).parent / "published"
 FACTS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 FAST = {"llama-3.1-405b", "qwen3-8b", "gemma-2-27b", "smollm2-135m", "gemma-2-9b", "llama-3.2-1b"}
-NAMES = [pytest.param(name, id=f"{facts['config']['model_type']}-{name}", marks=() if name in FAST else pytest.mark.slow) for name, facts in FACTS.items()]
+NAMES = [
+    pytest.param(family := facts["config"]["model_type"], name, id=f"{family}-{name}", marks=() if name in FAST else pytest.mark.slow)
+    for name, facts in FACTS.items()
+]
 
 
 @functools.cache
@@ -72,8 +75,8 @@ def test_there_are_enough_and_each_says_where_it_is_from():
     assert any(facts["config"].get("vocab_size") == 49155 for facts in FACTS.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_and_layers(name):
+@pytest.mark.parametrize(("family", "name"), NAMES)
+def test_parameters_and_layers(family, name):
     facts = FACTS[name]
     _, config, abstract = planned(name)
     assert parameters(abstract) == facts["parameters"]
@@ -83,13 +86,13 @@ def test_parameters_and_layers(name):
     assert len(set(shown)) == len(set(pattern)) == len(set(zip(shown, pattern))), config.plan.describe()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_rules_cover_exactly_the_tensors(name):
+@pytest.mark.parametrize(("family", "name"), NAMES)
+def test_rules_cover_exactly_the_tensors(family, name):
     facts, tensors = FACTS[name], saved(name)
-    family, config, abstract = planned(name)
+    slice_, config, abstract = planned(name)
     assert {key: list(tensors.get(key, ())) for key in facts["tensors"]} == facts["tensors"]
     assert len(tensors) == facts.get("tensor_count", len(tensors))
-    report = audit_table(family.rules(config), config.plan, abstract.shapes, tensors)
+    report = audit_table(slice_.rules(config), config.plan, abstract.shapes, tensors)
     assert report.passed, report.problems[:5]
 
 

@@ -42,7 +42,7 @@ class Attack:
 def attack(models: Iterable[str], *, full: bool = False, seed: int = 0, controls: bool = True, say: Callable[[str], None] = lambda text: None) -> Attack:
     """Attack models one after another, each in a process of its own; a bare model type stands for its tiny model.
 
-    full: every parameter, key and layer instead of a draw by `seed`. say: told a line per model. A model that cannot be attacked is an entry of `errors`.
+    full: every parameter and key instead of a draw by `seed`. say: told a line per model. A model that cannot be attacked is an entry of `errors`.
     """
     from labkit.hf.source import open_source
     from labkit.parity.worker import run_job

@@ -32,9 +32,9 @@ def perturb(
 ) -> Perturbation:
     """Attack a model: `tiny:<type>`, a directory or a `Source`; its family must be known to the registry.
 
-    Three parameters and six config keys drawn by `seed`, and the input probes; with `full` every parameter, every key and every layer's row. specs: further
-    ones, beside those that the slice brings in its `PERTURB_SPECS`. controls: plant faults too. say: told each row as it comes. Both sides run in float64 on
-    this process's CPU. Raises what loading either side raises; a slice that is wrong is a row that did not pass.
+    Three parameters and six config keys drawn by `seed`, and the input probes; with `full` every parameter (of one layer where layers are stacked) and every
+    key. specs: further ones, beside those that the slice brings in its `PERTURB_SPECS`. controls: plant faults too. say: told each row as it comes. Both sides
+    run in float64 on this process's CPU. Raises what loading either side raises; a slice that is wrong is a row that did not pass.
     """
     import jax
 
@@ -55,7 +55,7 @@ def perturb(
         own = [PerturbSpec.of_slice(values) for values in slice_attribute(subject.family, "PERTURB_SPECS", ())] + list(specs)
         own = [spec for spec in own if spec.kind in kinds]
         if "parameter" in kinds:
-            chosen = parameter_specs(subject, every_row=full)
+            chosen = parameter_specs(subject)
             if not full:
                 chosen = [chosen[i] for i in sorted(rng.choice(len(chosen), min(PARAMETERS, len(chosen)), replace=False))]
             take(_tried(lambda spec: check_parameter(subject, spec, seed), chosen))

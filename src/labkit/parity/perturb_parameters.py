@@ -13,20 +13,20 @@ STRENGTHS = (0.1, 1.0, 10.0)
 """Changes in units of a leaf's mean size: the next is tried while nothing moves (a bias that selects experts may need to grow until a choice flips)."""
 
 
-def parameter_specs(subject: Subject, *, every_row: bool = False) -> list[PerturbSpec]:
-    """One spec for each leaf of the model, at a layer chosen by the leaf's place in the list; every layer with `every_row`."""
+def parameter_specs(subject: Subject) -> list[PerturbSpec]:
+    """One spec for each leaf of the model; of a stacked one, at a layer chosen by the leaf's place in the list."""
     specs = []
     for number, (path, rows) in enumerate(_rows(subject).items()):
         indices = sorted(rows, key=lambda index: -1 if index is None else index)
-        for index in indices if every_row else [indices[number % len(indices)]]:
-            reason = dead_reason(subject, path, index)
-            specs.append(PerturbSpec("parameter", path, None if index is None else {"index": index}, NOTHING if reason else ALIKE, reason))
+        index = indices[number % len(indices)]
+        reason = dead_reason(subject, path, index)
+        specs.append(PerturbSpec("parameter", path, None if index is None else {"index": index}, NOTHING if reason else ALIKE, reason))
     return specs
 
 
 def dead_reason(subject: Subject, path: str, index: int | None) -> str:
     """Why a change of this leaf moves nothing, as the slice declares it in `DEAD_LEAVES` (pattern of `path` or `path[index]` -> reason), "" for a live one."""
-    declared = slice_attribute(subject.family, "DEAD_LEAVES", {}) | _dead_by_theory(subject)
+    declared = slice_attribute(subject.family, "DEAD_LEAVES", {})
     name = path if index is None else f"{path}[{index}]"
     return next((reason for pattern, reason in declared.items() if re.fullmatch(pattern, path) or re.fullmatch(pattern, name)), "")
 
@@ -37,10 +37,6 @@ def slice_attribute(family, name: str, default):
 
     package = sys.modules.get(family.model.__module__.rpartition(".")[0])
     return getattr(package, name, default)
-
-
-def _dead_by_theory(subject: Subject) -> dict[str, str]:
-    return {}
 
 
 def _rows(subject: Subject) -> dict[str, list[int | None]]:
