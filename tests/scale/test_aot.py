@@ -155,8 +155,8 @@ def test_training_and_decoding():
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "train"])
 def test_compile_time_does_not_grow_with_depth(phase):
-    seconds = [compile_model(job(DENSE | {"num_hidden_layers": layers}, "llama", phases=[phase])).phase(phase).compile_seconds for layers in (8, 64)]
-    print(f"{phase}: 8 layers {seconds[0]:.1f} s, 64 layers {seconds[1]:.1f} s: x {seconds[1] / seconds[0]:.2f}")
+    seconds = [compile_model(job(DENSE | {"num_hidden_layers": layers}, "llama", phases=[phase])).phase(phase).compile_cpu_seconds for layers in (8, 64)]
+    print(f"{phase}: 8 layers {seconds[0]:.1f} s of CPU, 64 layers {seconds[1]:.1f} s: x {seconds[1] / seconds[0]:.2f}")
     assert seconds[1] < 1.5 * seconds[0]
 
 

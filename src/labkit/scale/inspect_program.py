@@ -25,9 +25,8 @@ _ATTENTION = re.compile(r"bkm[a-z],bks[a-z]->")
 def inspect_program(programs: ModelPrograms, phase: str, topology: Topology, *, keep: str | None = None) -> PhaseReport:
     """Compile one phase of a model and read the result. keep: a folder that gets the program as text."""
     read = read_program(programs.program(phase), programs.mesh, keep=None if keep is None else Path(keep) / f"{phase}.hlo")
-    common = dict(
-        phase=phase, batch=programs.batch, length=programs.length, trace_seconds=read.trace_seconds, compile_seconds=read.compile_seconds, detail=read.told
-    )
+    seconds = dict(trace_seconds=read.trace_seconds, compile_seconds=read.compile_seconds, compile_cpu_seconds=read.compile_cpu_seconds)
+    common = dict(phase=phase, batch=programs.batch, length=programs.length, detail=read.told, **seconds)
     if read.compiled is None:
         return PhaseReport(**common, status="does not fit")
     flops = check_flops(programs, phase, read.products, read.compiled)

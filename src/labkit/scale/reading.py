@@ -28,6 +28,7 @@ class Reading:
     program: Program
     trace_seconds: float
     compile_seconds: float
+    compile_cpu_seconds: float
     told: str = ""
     compiled: object = None
     products: tuple[Product, ...] = ()
@@ -73,15 +74,15 @@ def read_program(program: Program, mesh: Mesh, *, keep: Path | None = None) -> R
     compiler raises other than lack of memory."""
     started = time.perf_counter()
     lowered = program.lower(mesh)
-    traced = time.perf_counter()
+    traced, cpu = time.perf_counter(), time.process_time()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if not _NO_MEMORY.search(str(error)):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return Reading(program, traced - started, time.perf_counter() - traced, told="\n".join(lines[:12])[:2000])
-    seconds = time.perf_counter() - traced
+        return Reading(program, traced - started, time.perf_counter() - traced, time.process_time() - cpu, told="\n".join(lines[:12])[:2000])
+    seconds, cpu = time.perf_counter() - traced, time.process_time() - cpu
     text = compiled.as_text()
     if keep is not None:
         keep.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,7 @@ def read_program(program: Program, mesh: Mesh, *, keep: Path | None = None) -> R
         program,
         traced - started,
         seconds,
+        cpu,
         compiled=compiled,
         products=tuple(products(module, executions)),
         collectives=tuple(find_collectives(module, executions, Origins(module), list(program.roles), dict(mesh.shape))),

@@ -86,6 +86,7 @@ class PhaseReport(BaseModel):
     detail: str = ""
     trace_seconds: float
     compile_seconds: float
+    compile_cpu_seconds: float
     memory: MemoryUse | None = None
     flops: FlopsCheck | None = None
     collectives: list[CollectiveRow] = Field(default_factory=list)

@@ -28,7 +28,7 @@ def _phase(console: Console, phase: PhaseReport, report: CompileReport) -> None:
     if phase.phase == "decode":
         tokens = f"1 token for each of {phase.batch} rows, cache of {phase.length} slots"
     settings = f", AdamW, remat {report.remat or 'none'}" if phase.phase == "train" else ""
-    seconds = f"traced in {phase.trace_seconds:.1f} s, compiled in {phase.compile_seconds:.1f} s"
+    seconds = f"traced in {phase.trace_seconds:.1f} s, compiled in {phase.compile_seconds:.1f} s ({phase.compile_cpu_seconds:.1f} s of CPU)"
     console.print(f"\n{phase.phase.upper()}: {tokens}{settings}; {seconds}: {phase.status}")
     if phase.detail:
         console.print(phase.detail)
