@@ -62,6 +62,10 @@ def doctor() -> Report:
         add("devices", ", ".join(f"{d.platform} {d.device_kind}" for d in jax.devices()))
     except RuntimeError as error:
         add("devices", "none", f"jax finds no device: {str(error).splitlines()[0]}")
+    try:
+        add("TPU compiler", f"libtpu {importlib.metadata.version('libtpu')}")
+    except importlib.metadata.PackageNotFoundError:
+        add("TPU compiler", "absent: labkit compile and its part of phase 5 need libtpu")
     for what, find, need in (("scratch", scratch_dir, 2 << 30), ("handovers", handovers_dir, 50 << 20)):
         try:
             place = find()
