@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -57,10 +58,29 @@ def place(array: np.ndarray, variable: nnx.Variable, mesh: Mesh | None) -> jax.A
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 
-def filled_model(abstract: AbstractModel, value_of: Callable[[str], np.ndarray], mesh: Mesh | None = None):
-    """The model with `value_of(path)` in every leaf; one leaf is in numpy's memory at a time."""
-    leaves = [(path, leaf.replace(place(value_of(dotted(path)), leaf, mesh))) for path, leaf in abstract.leaves.items()]
+def filled_model(abstract: AbstractModel, value_of: Callable[[str], np.ndarray], mesh: Mesh | None = None, part_of=None):
+    """The model with `value_of(path)` in every leaf; one leaf is in numpy's memory at a time.
+
+    part_of(path, slices): on a mesh, the part of a leaf that a device holds, in place of whole leaves.
+    """
+    if mesh is None or part_of is None:
+        leaves = [(path, leaf.replace(place(value_of(dotted(path)), leaf, mesh))) for path, leaf in abstract.leaves.items()]
+    else:
+        leaves = [(path, leaf.replace(place_parts(functools.partial(part_of, dotted(path)), leaf, mesh))) for path, leaf in abstract.leaves.items()]
     return nnx.merge(abstract.graphdef, nnx.from_flat_state(leaves))
+
+
+def place_parts(part: Callable[[tuple[slice, ...]], np.ndarray], variable: nnx.Variable, mesh: Mesh) -> jax.Array:
+    """The array whose parts `part(slices)` gives, on `mesh` by the variable's own sharding: a part that several devices hold is made once."""
+    shape, sharding = variable.get_raw_value().shape, NamedSharding(mesh, variable.get_metadata("out_sharding", None) or PartitionSpec())
+    by_part: dict[tuple, list] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        by_part.setdefault(tuple(cut.indices(size) for cut, size in zip(index, shape)), []).append((device, index))
+    arrays = []
+    for holders in by_part.values():
+        values = part(holders[0][1])
+        arrays += [jax.device_put(values, device) for device, _ in holders]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def state_arrays(model) -> Mapping[str, jax.Array]:

@@ -22,8 +22,8 @@ from labkit.models import get_family, read_config
 def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, scan: bool | None = None, config=None, source=None):
     """(model, config, metadata) of a checkpoint that `convert` wrote.
 
-    dtype: of every parameter; None keeps each as stored and computes in the one that most are stored in. mesh: shards every parameter by its own spec; the
-    devices that wrote the checkpoint do not matter. scan, config, source: what the caller believes; InputError where the checkpoint says otherwise. Raises
+    dtype: of every parameter; None keeps each as stored and computes in the one that most are stored in. mesh: shards every parameter by its own spec, each
+    part read from the checkpoint by itself, so that no host holds more than its devices do; the devices that wrote the checkpoint do not matter. scan, config, source: what the caller believes; InputError where the checkpoint says otherwise. Raises
     InputError for every difference between what is stored and what the model needs, and for a damaged checkpoint.
     """
     path = Path(ckpt)
@@ -43,15 +43,18 @@ def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, sc
     placed = placements(used.plan, abstract.shapes, metadata["scan"])
     require_same(path, reader, placed)
 
-    def value(name: str) -> np.ndarray:
+    def part(name: str, index: tuple[slice, ...]) -> np.ndarray:
         place = placed[name]
-        array = poisoned(place.shape, dtype or common({reader.dtype(key) for key in place.keys}))
-        for index in place.rows():
-            write_row(array, index, reader.read(*place.row(index)))
+        within = index[1:] if place.layers else index
+        rows = place.rows()[index[0]] if place.layers else [None]
+        shape = tuple(len(range(*cut.indices(size))) for cut, size in zip(index, place.shape))
+        array = poisoned(shape, dtype or common({reader.dtype(key) for key in place.keys}))
+        for number, row in enumerate(rows):
+            write_row(array, None if row is None else number, reader.read(*place.row(row))[within])
         require_filled(name, array)
         return array
 
-    return filled_model(abstract, value, mesh), used, metadata
+    return filled_model(abstract, lambda name: part(name, (slice(None),) * len(placed[name].shape)), mesh, part), used, metadata
 
 
 def _main_dtype(reader: CheckpointReader) -> np.dtype:
