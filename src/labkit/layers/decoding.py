@@ -89,6 +89,20 @@ class DecoderCall:
     def update_recurrent_state(self, recurrent_states, layer_idx: int, state_idx: int = 0):
         return self.layer(f"layer{layer_idx}").update_recurrent_state(recurrent_states, state_idx=state_idx)
 
+    def kept_state(self, name: str, initial):
+        """What `keep_state` was given in the call before this one; `initial`, a pytree of arrays [batch, ...], before the first token and without a cache."""
+        if self._before is None:
+            return initial
+        handle, (leaves, tree) = self.layer(name), jax.tree.flatten(initial)
+        kept = [handle.kept(str(i), leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)]
+        return tree.unflatten([jnp.where(self.get_seq_length() == 0, new, old) for new, old in zip(leaves, kept)])
+
+    def keep_state(self, name: str, state) -> None:
+        """Keeps a pytree of arrays [batch, ...] for the next call."""
+        if self._before is not None:
+            for i, leaf in enumerate(jax.tree.leaves(state)):
+                self.layer(name).keep(str(i), leaf)
+
     def layer(self, name: str, layer_idx: int | None = None) -> LayerHandle:
         """The handle of a layer outside the stack, the same one for the same name throughout the call. layer_idx: where it stands in a list."""
         if name not in self._handles:

@@ -147,13 +147,13 @@ class Normal:
 
 
 class Partial:
-    """`functools.partial` with keywords alone, as part of a graph definition: two of the same function and equal keywords are equal."""
+    """`functools.partial` of keywords alone, as part of a graph definition: two of the same function and equal keywords are equal."""
 
     def __init__(self, function, **keywords):
         self.function, self.keywords = function, keywords
 
-    def __call__(self, **more):
-        return self.function(**self.keywords, **more)
+    def __call__(self, *args, **more):
+        return self.function(*args, **self.keywords, **more)
 
     def _key(self):
         return self.function, tuple(sorted(self.keywords.items()))

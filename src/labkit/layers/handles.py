@@ -56,6 +56,13 @@ class LayerHandle:
         self.call.shapes.found.setdefault(self.place, {})[key] = jax.ShapeDtypeStruct(tuple(shape), dtype)
         return jnp.zeros(shape, dtype)
 
+    def kept(self, name: str, shape, dtype):
+        """What `keep` was given under a name in the call before, zeros of this shape before the first one. Raises KeyError without a cache."""
+        return self._kept(name, shape, dtype)
+
+    def keep(self, name: str, new) -> None:
+        self._write(name, new)
+
     def _append(self, name: str, new):
         """[..., length, features] written behind what is kept; everything kept, [..., capacity, features]."""
         kept = self._kept(name, (*new.shape[:-2], self.call.capacity, new.shape[-1]), new.dtype)

@@ -22,6 +22,7 @@ _OWN_ARGUMENTS = {"Linear": 3, "Embedding": 3, "LayerNorm": 4}
 
 _RENAMED = {"normalized_shape": "shape"}
 _DROPPED = {"padding_idx", "dtype", "device", "padding_mode", "max_norm"}
+_PADDING = {"ZeroPad1d": 2, "ZeroPad2d": 4}
 _IDENTITY = {"Dropout", "Identity", "Dropout1d", "Dropout2d"}
 _ACTIVATIONS_WITH_PARAMETERS = {"XIELUActivation", "PReLU"}
 _ACTIVATION_MODULES = {"SiLU": "silu", "GELU": "gelu", "ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": None}
@@ -55,6 +56,10 @@ class InitRewriter(Rewriter):
             return self.make(short, node)
         if short in _IDENTITY and self._is_torch(node.func):
             return self.use("labkit.layers.functional", "identity") if short == "Identity" and self._other_modules() else "None"
+        if short in _PADDING and self._is_torch(node.func):
+            widths = self.expr(node.args[0])
+            widths = widths if isinstance(node.args[0], ast.Tuple) else f"({widths},) * {_PADDING[short]}"
+            return f"{self.use('labkit.layers.functional', 'Partial')}({self.use('labkit.layers.functional', 'pad')}, widths={widths})"
         if short in _ACTIVATION_MODULES and self._is_torch(node.func):
             if short == "Softmax":
                 return f"(lambda x: jax.nn.softmax(x, axis={self.expr(node.keywords[0].value if node.keywords else node.args[0])}))"

@@ -99,7 +99,7 @@ class Context:
         """(why, where) no cached call can be right: the reference keeps nothing, or does something else once its cache holds tokens."""
         functions = [self.functions[key] for key in reached]
         kept = {n.func.attr for f in functions for n in ast.walk(f.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and not self.facts.is_array(n.func.value)}
-        if not kept & {"update", "update_conv_state", "update_recurrent_state", "update_indexer"}:
+        if not kept & {"update", "update_conv_state", "update_recurrent_state", "update_indexer", "keep_state"}:
             entry = self.program.entry
             return "the reference keeps no cache: every call computes all tokens", f"{entry.file}:{self.program.node(entry).lineno}"
         for folded in functions:

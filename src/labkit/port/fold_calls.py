@@ -55,6 +55,8 @@ class FoldCalls:
         node.callees = [f.key for f in map(self._open, callees) if f is not None]
         for key in node.callees:
             self._deliver(key, node, env, method=self._is_method(node, target, key))
+        if name == "hasattr" and len(node.args) == 2 and self.facts.is_array(node.args[0]) and self.facts.constant(node) == (True, False):
+            return self._constant(node, False)
         if not callees and any(c.startswith("external::") for c in self.facts.callees(node)):
             known, value = self.facts.constant(node)
             if known and (isinstance(value, bool) or value is None) and not self._reads_config(node) and name != "super().__init__" and not self._fills(node):

@@ -147,8 +147,15 @@ def _empty_before(function, loop, name) -> bool:
 
 def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
     """The loop's index: the layer's own index within arrays, and for lookups in the config, where layers that differ are of different kinds."""
+    handled: set[int] = set()
     for statement in loop.body:
         for node in ast.walk(statement):
+            if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) and index in names_in(node):
+                parts = [v for v in node.values if names_in(v) <= {index, "self"} and _of_config(v)]
+                if any(index in names_in(v) for v in parts):
+                    text = " and ".join(ast.unparse(v) for v in parts).replace("self.config.", "self.")
+                    context.labels.append(f"({text.replace(index, 'layer_idx')})")
+                    handled |= {id(n) for v in node.values for n in ast.walk(v)}
             if isinstance(node, ast.Subscript) and index in names_in(node.slice):
                 if context.facts.is_array(node.value):
                     for n in ast.walk(node.slice):
@@ -159,8 +166,14 @@ def _bind_index(context, rewriter, loop, index: str, cache: str) -> None:
                     text = text.replace(f"[{index}]", "[layer_idx]")
                     if text.startswith("self.") and text not in context.labels and "cache" not in text:
                         context.labels.append(text)
-            elif isinstance(node, ast.Compare) and index in names_in(node):
+            elif isinstance(node, ast.Compare) and index in names_in(node) and id(node) not in handled:
                 text = ast.unparse(node).replace("self.config.", "self.")
                 context.labels.append(text.replace(index, "layer_idx"))
     rewriter.renames[f"{index}__in_array"] = f"{cache}.index"
     rewriter.renames[index] = f"{cache}.layer_idx"
+
+
+def _of_config(node) -> bool:
+    """Every attribute that the expression reads is one of the config."""
+    texts = [ast.unparse(n) for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+    return all(text.startswith("self.config") for text in texts)

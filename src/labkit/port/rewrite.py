@@ -296,6 +296,11 @@ class Rewriter(Operations, Statements, Numbers):
         text = f"{read}({owner}.{name})"
         return f"{text}.T" if kind == "Linear" and node.attr == "weight" else text
 
+    def held(self, node) -> str | None:
+        """The variable of a parameter that a module owns."""
+        match = re.fullmatch(r"\w+\(([\w.]+)\)(?:\.T)?", self.read(node))
+        return match[1] if match else None
+
     # calls
 
     def x_Call(self, node):

@@ -93,7 +93,7 @@ class Statements:
         base = self.target(target.value)
         if self.numpy:
             return f"{base}[{self.index(target.slice)}] {({'add': '+', 'multiply': '*'}.get(method, ''))}= {value}"
-        if isinstance(target.value, ast.Subscript):
+        if isinstance(target.value, ast.Subscript) and not self.facts.is_a(target.value.value, "list"):
             raise CannotTranslate("assignment to an element of an element", node)
         if self._boolean_index(target.slice) and method == "set":
             if isinstance(target.slice, ast.Tuple):
@@ -144,6 +144,8 @@ class Statements:
     def mutation(self, call) -> str:
         """`x.add_(y)` as `x = x + y`, `x[i].add_(y)` as a store."""
         receiver = call.func.value
+        if getattr(call, "fresh", False) and call.func.attr in ("div_", "mul_") and isinstance(receiver, ast.Attribute) and (held := self.held(receiver)):
+            return f"{held}[...] = {held}[...] {'/' if call.func.attr == 'div_' else '*'} {self.expr(call.args[0])}"
         value = self.operation(call.func.attr[:-1], call, [as_load(receiver), *call.args])
         if isinstance(receiver, ast.Subscript):
             return self.store(receiver, value, call)

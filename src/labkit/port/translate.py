@@ -7,13 +7,16 @@ import hashlib
 from labkit.errors import BlockedError
 from labkit.hf.architectures import transformers_folder
 from labkit.hf.parallel_plan import tensor_parallel_plan
+from labkit.port.carried_state import carry_states
 from labkit.port.context import Context
 from labkit.port.emit import emit_modeling
 from labkit.port.facts import Facts
+from labkit.port.first_call import changes_to_layers
 from labkit.port.fold import Folder
 from labkit.port.grouped import mark_expert_loops, mark_split_loops
 from labkit.port.initial_state import start_from_state
 from labkit.port.last_rows import rows_by_slot
+from labkit.port.layer_index import index_from_handle
 from labkit.port.local_experts import find_local_experts
 from labkit.port.mutated import mark_mutations
 from labkit.port.own_cache import layer_states
@@ -93,6 +96,8 @@ def translate(source, *, record=None, progress=None) -> Translation:
     rows_by_slot(functions)
     states_to_cache(program, functions)
     layer_states(program, functions)
+    carry_states(functions, entry_key)
+    labels = index_from_handle(program, functions, spine) + changes_to_layers(functions, spine)
     count_by_capacity(functions)
     expand_starred(functions)
     casts_to_locals(functions)
@@ -102,6 +107,7 @@ def translate(source, *, record=None, progress=None) -> Translation:
     trimmer.run()
     context = Context(program, facts, functions, spine, trimmer)
     context.reports = reports
+    context.labels += labels
     context.heads = head_ties(context)
     context.local_experts = find_local_experts(context)
     context.parallel_plan = tensor_parallel_plan(model_type)

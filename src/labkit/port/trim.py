@@ -5,7 +5,7 @@ import ast
 from labkit.port.facts import Facts
 from labkit.port.values import CACHE_NAMES, Folded
 
-MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer", "register_buffer"}
+MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer", "keep_state", "register_buffer"}
 
 
 def names_in(node) -> set[str]:
@@ -25,6 +25,12 @@ def in_place(call: ast.Call) -> bool:
     return isinstance(func, ast.Attribute) and func.attr.endswith("_") and not func.attr.endswith("__")
 
 
+def _changes_weights(function, facts: Facts) -> bool:
+    """The function changes a parameter or buffer of a module in place."""
+    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and in_place(n)]
+    return any(isinstance(c.func.value, ast.Attribute) and facts.is_parameter(c.func.value) for c in calls)
+
+
 def impure(node, facts: Facts) -> bool:
     """Whether evaluating the expression may change something besides its value."""
     for call in ast.walk(node):
@@ -40,7 +46,7 @@ def impure(node, facts: Facts) -> bool:
             return True
         if getattr(call, "mutates", None):
             return True
-        if set(getattr(call, "callees", ())) & getattr(facts, "setters", set()):
+        if set(getattr(call, "callees", ())) & (getattr(facts, "setters", set()) | getattr(facts, "changers", set())):
             return True
         if ast.unparse(call.func) == "super().__init__" and (call.args or call.keywords):
             return True
@@ -160,6 +166,7 @@ class Trimmer:
         for _ in range(12):
             before = self._size()
             self.facts.dead_attributes = self._dead_attributes()
+            self.facts.changers = {f.key for f in self.functions.values() if f.node.name != "__init__" and _changes_weights(f.node, self.facts)}
             setters = {f.key for f in self.functions.values() if f.node.name != "__init__" and sets_attributes(f.node)}
             for folded in self.functions.values():
                 # Only a constructor calls a method for what it sets: nothing in a model changes afterwards.
