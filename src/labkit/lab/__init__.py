@@ -1,4 +1,4 @@
-"""Phases as notebooks call them: `lab.discover(model)`, `lab.layers(model)`, `lab.convert(model)`, `lab.verify(model)`."""
+"""Phases as notebooks call them: `lab.discover(model)`, `lab.layers(model)`, `lab.convert(model)`, `lab.verify(model)`, `lab.scale(model)`."""
 
 
 def discover(model: str, **parameters):
@@ -27,3 +27,10 @@ def verify(model: str, **parameters):
     from labkit.lab.phases.verify import Verify
 
     return Verify(model, **parameters)
+
+
+def scale(model: str, **parameters):
+    """Phase 5 on `model`: meshes, the TPU compiler, training."""
+    from labkit.lab.phases.scale import Scale
+
+    return Scale(model, **parameters)

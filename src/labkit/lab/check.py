@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.errors import LabError
-from labkit.lab.phases import PHASES, phase_class
+from labkit.lab.phases import PHASES, PROVING, phase_class
 from labkit.lab.records import Record, Verdict
 from labkit.lab.show import number
 
@@ -80,7 +80,7 @@ def _run(model: str, common: dict, golden: str, say) -> Check:
 
 
 def _phases(result: Check, model: str, common: dict, golden: str, say) -> Check:
-    for number_ in PHASES:
+    for number_ in PROVING:
         phase = phase_class(number_)(model, **common, **({"golden": golden} if golden and PHASES[number_] == "verify" else {}))
         result.scratch = phase.scratch
         result.model, result.family = phase.record.model, phase.record.family

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from labkit.errors import InputError
-from labkit.lab.handover import PHASES
+from labkit.lab.phases import PROVING
 from labkit.lab.places import PACKAGE, handovers_dir
 from labkit.lab.records import Records, write_atomically
 from labkit.lab.show import Table
@@ -28,8 +28,8 @@ def from_records(handovers: Path) -> list[dict]:
     entries = []
     for folder in sorted(p.parent for p in Path(handovers).glob("*/model.json")):
         records = {r.phase: r for r in Records(folder).all()}
-        if set(PHASES) <= set(records) and all(records[n].passed for n in PHASES) and len({records[n].source_fingerprint for n in PHASES}) == 1:
-            last = records[max(PHASES)]
+        if set(PROVING) <= set(records) and all(records[n].passed for n in PROVING) and len({records[n].source_fingerprint for n in PROVING}) == 1:
+            last = records[max(PROVING)]
             entries.append(
                 {
                     "family": last.family,
@@ -38,7 +38,7 @@ def from_records(handovers: Path) -> list[dict]:
                     "slug": folder.name,
                     "source_fingerprint": last.source_fingerprint,
                     "verdicts": [v.model_dump(include={"name", "on", "value", "limit", "passed"}) for v in last.verdicts],
-                    "gates": sum(len(records[n].gates) for n in PHASES),
+                    "gates": sum(len(records[n].gates) for n in PROVING),
                     "measured": last.end,
                     "commit": last.git_commit,
                     "packages": last.packages,

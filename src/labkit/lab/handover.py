@@ -11,11 +11,17 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.lab import figures
+from labkit.lab.phases import PHASES, PROVING
 from labkit.lab.records import Failure, Record, Records, Status, Verdict, write_atomically
 from labkit.lab.show import Figure, Gate, Gates, Table, code_markdown, escape_html, escape_markdown, number, when
 
-PHASES = {1: "discover", 2: "layers", 3: "convert", 4: "verify"}
-PHASE_TITLES = {1: "Discovery and architecture", 2: "Layers against the reference", 3: "Checkpoint conversion", 4: "Verification end to end"}
+PHASE_TITLES = {
+    1: "Discovery and architecture",
+    2: "Layers against the reference",
+    3: "Checkpoint conversion",
+    4: "Verification end to end",
+    5: "Meshes, the TPU compiler, training",
+}
 NOTES = ("summary", "learned", "status", "bugs", "pitfalls", "commands")
 # An opening marker starts its line; elsewhere the same letters (in a command that names an odd model) are only text.
 _MARKER = re.compile(r"(?m)(?:^<!-- ()notes:([a-z0-9-]+) -->|<!-- (/)notes:([a-z0-9-]+) -->)")
@@ -76,7 +82,7 @@ class Handover:
             return "failed"
         if Status.BLOCKED in statuses:
             return "blocked"
-        return "proven" if all(s is Status.DONE for s in statuses) else "in progress"
+        return "proven" if all(n in self.records and self.records[n].status is Status.DONE for n in PROVING) else "in progress"
 
     @property
     def sentence(self) -> str:

@@ -196,11 +196,12 @@ class StopOnSignal:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def _ask(self, number, _frame) -> None:
+    def _ask(self, _number, _frame) -> None:
         import signal
 
         self.asked = True
-        signal.signal(number, self._before[number] or signal.SIG_DFL)
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
 
     def __exit__(self, *_) -> None:
         import signal

@@ -20,10 +20,10 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_P
 _ERRORS = {cls.__name__: cls for cls in (LabError, InputError, BusyError, BlockedError, GateError)}
 
 
-def run_job(job: dict, *, progress=None, timeout: float | None = 3600) -> dict:
+def run_job(job: dict, *, progress=None, timeout: float | None = 3600, devices: int | None = None) -> dict:
     """Run a job in a process of its own and return its result, arrays under `arrays`.
 
-    progress: called as progress(fraction, text). Raises the worker's own LabError, or LabError with the last words of a worker that died or overran `timeout`
+    devices: how many the host pretends to have (None: as the environment says). progress: called as progress(fraction, text). Raises the worker's own LabError, or LabError with the last words of a worker that died or overran `timeout`
     seconds.
     """
     folder = Path(tempfile.mkdtemp(prefix="labkit-job-"))
@@ -33,6 +33,10 @@ def run_job(job: dict, *, progress=None, timeout: float | None = 3600) -> dict:
         environment = (
             PATIENT | _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
         )
+        if devices is not None:
+            # Programs over many pretended devices run once on few tokens: compiling them takes longer than running.
+            quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+            environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={devices}".strip()
         # Files instead of pipes for the error stream: a chatty library cannot block the worker.
         with open(folder / "stderr", "wb") as errors:
             process = subprocess.Popen(

@@ -2,7 +2,9 @@
 
 import importlib
 
-PHASES = {1: "discover", 2: "layers", 3: "convert", 4: "verify"}
+PHASES = {1: "discover", 2: "layers", 3: "convert", 4: "verify", 5: "scale"}
+PROVING = (1, 2, 3, 4)
+"""The phases whose gates together prove a port; phase 5 says how it scales and trains."""
 
 
 def phase_class(number: int):
