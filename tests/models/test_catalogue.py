@@ -24,6 +24,7 @@ from labkit.port.slices import ensure_slice
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, beta_fast=32, beta_slow=1, original_max_position_embeddings=16)
+QUARTER = dict(rope_type="default", rope_theta=700.0, partial_rotary_factor=0.25)
 LONG = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3, 1.4], long_factor=[4.0, 6.0, 9.0, 12.0, 20.0])
 GEMMA3 = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -52,9 +53,9 @@ EXACT = {
     "A10": [tiny("gemma2", hidden_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=12)],
     "A11": [tiny("gemma", hidden_act=name) for name in ("gelu", "gelu_pytorch_tanh")],
     "D1": [
-        tiny("gpt_neox", num_attention_heads=4, hidden_size=64, rotary_pct=0.25),
-        tiny("glm4", head_dim=16, partial_rotary_factor=0.25),
-        tiny("phi3", hidden_size=64, num_attention_heads=4, head_dim=16, partial_rotary_factor=0.25),
+        tiny("gpt_neox", num_attention_heads=4, hidden_size=64, rope_parameters=QUARTER),
+        tiny("glm4", head_dim=16, rope_parameters=QUARTER),
+        tiny("phi3", hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=QUARTER),
     ],
     "D2": [
         tiny("deepseek_v3", rope_parameters={**YARN, **scales})
