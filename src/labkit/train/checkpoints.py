@@ -59,7 +59,7 @@ class RunCheckpoints:
         self.check(step)
         try:
             tree = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(_tree(abstract))))["state"]
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # Orbax raises Exception itself for a chunk that it cannot read
             raise self._damaged(step, error) from None
         return TrainState(tree["step"], tree["params"], tree["opt_state"])
 
