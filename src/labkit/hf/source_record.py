@@ -178,7 +178,8 @@ def _note_narrow(record: SourceRecord, observer, configs) -> None:
             saved = {name for name in module._buffers if name not in module._non_persistent_buffers_set}
             for name, value in {**vars(module), **module._buffers}.items():
                 if isinstance(value, torch.Tensor) and name in attributes and name not in saved:
-                    attributes[name]["narrow"] = attributes[name].get("narrow", True) and value.dtype is torch.bfloat16
+                    asked = any(about[3] == "bfloat16" for about in attributes[name]["tensors"])  # narrow in a model of float64 too
+                    attributes[name]["narrow"] = attributes[name].get("narrow", True) and value.dtype is torch.bfloat16 and not asked
 
 
 def _describe(model, index: int, observer, record: SourceRecord):
