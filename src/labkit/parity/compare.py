@@ -40,7 +40,7 @@ def error_per_position(a, b) -> np.ndarray:
 
 
 def _widen(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float64)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
 def log_softmax(logits) -> np.ndarray:

@@ -13,13 +13,15 @@ from labkit.parity.conformance import one_mesh, spread
 from labkit.parity.conformance.subject import Subject
 from labkit.scale.mesh import build_mesh
 
+CUT, WHOLE = PartitionSpec("fsdp", "tensor"), PartitionSpec()
+
 
 @pytest.fixture
 def driver():
     return build_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
 
 
-def small(mesh, spec=PartitionSpec("fsdp", "tensor"), place=None):
+def small(mesh, spec=CUT, place=None):
     class Model(nnx.Module):
         def __init__(self):
             self.mesh = mesh
@@ -76,7 +78,7 @@ def test_weights_that_stay_whole_are_named_and_odd_ones_told(driver):
     from labkit.converters.placement import Placement
 
     model = small(driver)
-    put = lambda shape, spec=PartitionSpec(): nnx.Param(jax.device_put(np.ones(shape, np.float32), NamedSharding(driver, spec)))
+    put = lambda shape, spec=WHOLE: nnx.Param(jax.device_put(np.ones(shape, np.float32), NamedSharding(driver, spec)))
     with nnx.use_eager_sharding(False):
         model.whole, model.odd, model.tiny, model.cut = put((16, 16)), put((17, 19)), put((4, 4)), put((16, 16), PartitionSpec("data", "tensor"))
     paths = {"weight": (16, 32), "whole": (16, 16), "odd": (17, 19), "tiny": (4, 4), "cut": (16, 16)}

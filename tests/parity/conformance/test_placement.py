@@ -12,6 +12,7 @@ from labkit.parity.conformance.jaxpr_walk import DATA, Weights, walk
 from labkit.scale.mesh import build_mesh
 
 P = PartitionSpec
+STORED = P("fsdp", "tensor")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def mesh():
     return build_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])
 
 
-def problems(mesh, function, spec=P("fsdp", "tensor"), shape=(8, 4), x=(4, 8)):
+def problems(mesh, function, spec=STORED, shape=(8, 4), x=(4, 8)):
     """What is found in function(weight, x)."""
     with jax.set_mesh(mesh):
         jaxpr = jax.make_jaxpr(function)(jnp.ones(shape), jnp.ones(x)).jaxpr

@@ -21,14 +21,15 @@ def exact(subject) -> Found:
     from labkit.parity.components import compare_components
 
     found, tokens = Found(), subject.tokens[:2, :24]
-    found.within(relative_error(np.asarray(subject.forward(subject.tokens)), subject.reference.logits(subject.tokens)), LIMIT, "logits")
     captured = subject.reference.capture(tokens)
     table = compare_components(capture(subject.model, tokens), capture(subject.model, tokens, inject=captured), captured, limit=LIMIT)
-    for how, errors in (("", table.free_errors), (" in isolation", table.isolated_errors)):
+    # What is at fault comes before what follows from it.
+    found.problems += [f"{name} of the reference has no counterpart" for name in table.missing]
+    for how, errors in ((" in isolation", table.isolated_errors), ("", table.free_errors)):
         for name, error in errors.items():
             found.within(error, LIMIT, f"{name}{how}")
-    found.problems += [f"{name} of the reference has no counterpart" for name in table.missing]
     found.problems += [f"{fault.place}: {fault.what} {fault.error:.1e}" for fault in table.isolated_faults if not found.problems]
+    found.within(relative_error(np.asarray(subject.forward(subject.tokens)), subject.reference.logits(subject.tokens)), LIMIT, "logits")
     return found
 
 
