@@ -13,7 +13,10 @@ _NO_TRAFFIC = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "opt-barrier", "after-all", "partition-id", "replica-id",
     "add-dependency", "iota",
 }  # fmt: skip
-_RESHAPED = {"bitcast", "reshape", "transpose", "copy", "convert", "broadcast"}
+_ELEMENT_BY_ELEMENT = {
+    "bitcast", "reshape", "transpose", "copy", "convert", "broadcast", "pad", "concatenate", "add", "subtract", "multiply", "divide", "maximum", "minimum", "select",
+    "compare", "and", "or", "not", "negate", "exponential", "tanh", "logistic", "rsqrt", "clamp",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +147,13 @@ def _in_hbm(shape) -> int:
 
 def _traffic(module: Module, computation: Computation, instruction: Instruction) -> int:
     opcode = instruction.opcode
-    if opcode in _NO_TRAFFIC or opcode.endswith("-done"):
+    if opcode in _NO_TRAFFIC or opcode.endswith("-done") or _is_bookkeeping(instruction):
         return 0
     operands = [computation.by_name[name].shape for name in instruction.operands if name in computation.by_name]
     if opcode == "fusion":
         called = module.computations[instruction.called["calls"][0]]
         reads = sum(min(_in_hbm(shape), _read(module, called, called.parameters[index])) for index, shape in enumerate(operands) if _in_hbm(shape))
-        return reads + _written(called, called.root, instruction.shape)
+        return reads + _written(called, called.root, instruction.shape, _in_place(instruction))
     if opcode in ("copy-start", "slice-start"):
         target = leaves(instruction.shape)[0]
         return target.nbytes * ((target.space == 0) + (leaves(operands[0])[0].space == 0))
@@ -173,9 +176,9 @@ def _read(module: Module, computation: Computation, value: Instruction) -> int:
             total += sum(array.nbytes for array in leaves(user.shape))
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue
-        elif user.opcode in ("tuple", "get-tuple-element") or user.opcode.removesuffix("-start") in COLLECTIVES:
+        elif user.opcode in ("tuple", "get-tuple-element") or user.opcode.removesuffix("-start") in COLLECTIVES or _is_bookkeeping(user):
             continue
-        elif user.opcode in _RESHAPED and not user.is_root:
+        elif user.opcode in _ELEMENT_BY_ELEMENT and not user.is_root:
             total += _read(module, computation, user)
         elif user.opcode == "fusion":
             called = module.computations[user.called["calls"][0]]
@@ -185,14 +188,26 @@ def _read(module: Module, computation: Computation, value: Instruction) -> int:
     return total
 
 
-def _written(computation: Computation, root: Instruction, shape) -> int:
-    """Bytes that a fusion writes to HBM: where its result is an update in place, the update."""
-    if root.opcode == "tuple" and isinstance(shape, tuple):
-        return sum(_written(computation, computation.by_name[name], part) for name, part in zip(root.operands, shape))
-    if root.opcode == "parameter" or root.opcode.removesuffix("-start") in COLLECTIVES or not _in_hbm(shape):
+def _written(computation: Computation, root: Instruction, shape, in_place: set[tuple[int, ...]], at: tuple[int, ...] = ()) -> int:
+    """Bytes that a fusion writes to HBM: where its result is an update in place, the update; what an operand's memory holds already is not written."""
+    if isinstance(shape, tuple):
+        parts = [computation.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root] * len(shape)
+        return sum(_written(computation, part, element, in_place, (*at, index)) for index, (part, element) in enumerate(zip(parts, shape)))
+    if root.opcode == "parameter" or not _in_hbm(shape):
         return 0
     if root.opcode == "dynamic-update-slice":
         return sum(array.nbytes for array in leaves(computation.by_name[root.operands[1]].shape))
     if root.opcode == "bitcast" and root.operands:
-        return _written(computation, computation.by_name[root.operands[0]], shape)
-    return _in_hbm(shape)
+        return _written(computation, computation.by_name[root.operands[0]], shape, in_place, at)
+    return 0 if at in in_place else _in_hbm(shape)
+
+
+def _in_place(instruction: Instruction) -> set[tuple[int, ...]]:
+    """Places in a fusion's result that share an operand's memory."""
+    text = instruction.attribute("output_to_operand_aliasing") or ""
+    return {tuple(int(n) for n in place.split(",") if n.strip()) for place in re.findall(r"\{([\d, ]*)\}: \(", text)}
+
+
+def _is_bookkeeping(instruction: Instruction) -> bool:
+    """Custom calls that are no kernels: buffers set aside, halves of a collective, indices packed."""
+    return instruction.opcode == "custom-call" and '"tpu_custom_call"' not in instruction.attributes
