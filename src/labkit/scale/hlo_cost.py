@@ -14,8 +14,8 @@ _NO_TRAFFIC = {
     "add-dependency", "iota",
 }  # fmt: skip
 _ELEMENT_BY_ELEMENT = {
-    "bitcast", "reshape", "transpose", "copy", "convert", "broadcast", "pad", "concatenate", "add", "subtract", "multiply", "divide", "maximum", "minimum", "select",
-    "compare", "and", "or", "not", "negate", "exponential", "tanh", "logistic", "rsqrt", "clamp",
+    "bitcast", "reshape", "transpose", "copy", "convert", "broadcast", "pad", "concatenate", "add", "subtract", "multiply", "divide", "maximum", "minimum",
+    "select", "compare", "and", "or", "not", "negate", "exponential", "tanh", "logistic", "rsqrt", "clamp",
 }  # fmt: skip
 
 
