@@ -101,7 +101,7 @@ def planted(deletion: Deletion) -> Iterator[Path]:
         yield folder
     finally:
         registry._registered.clear(), registry._registered.update(before)
-os.environ.pop("LABKIT_PREFER", None) if preferred is None else os.environ.update(LABKIT_PREFER=preferred)
+        os.environ.pop("LABKIT_PREFER", None) if preferred is None else os.environ.update(LABKIT_PREFER=preferred)
         shutil.rmtree(root, ignore_errors=True)
 
 

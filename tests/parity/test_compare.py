@@ -90,3 +90,9 @@ def test_summary_counts_positions_without_padding():
     summary = kl_summary(reference, reference, np.array([[0, 0, 1, 1, 1], [1] * 5]))
     assert summary.positions == 8 and summary.max == 0 and summary.top_1 == summary.top_5 == 1
     assert top_k_agreement(-reference, reference, 1) < 1
+
+
+def test_imaginary_parts_count():
+    rotation = np.exp(1j * np.linspace(0, 3, 12)).reshape(3, 4)
+    assert relative_error(rotation, rotation) == 0
+    assert relative_error(rotation.conj(), rotation) > 1
