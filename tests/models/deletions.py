@@ -1,4 +1,4 @@
-"""Delete one multiplier, norm, bias, window, softcap or routing switch from a slice and see which check names it: `python -m tests.models.deletions [FAMILY]`."""
+"""Delete one multiplier, norm, bias, window, softcap or routing switch from a slice and see which check names it: `python -m tests.models.deletions`."""
 
 import contextlib
 import os
