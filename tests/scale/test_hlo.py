@@ -116,6 +116,14 @@ def test_collectives():
     assert (scattered.moves, scattered.part, scattered.axes, scattered.bytes) == ("gradients", "backward", ("fsdp",), 8 * 16 * 2 // 2)
 
 
+def test_a_sum_over_the_batch_of_another_size_is_no_gradient():
+    changed = PROGRAM.replace("bf16[8,16]{1,0} dot(%x.2, %all-to-all.1)", "bf16[9,16]{1,0} dot(%x.2, %all-to-all.1)").replace(
+        "%input = bf16[8,16]", "%input = bf16[9,16]"
+    )
+    (scattered,) = collectives(changed)["reduce-scatter"]
+    assert scattered.moves == "activations"
+
+
 def test_a_permute_of_activations_is_no_move_of_weights():
     changed = PROGRAM.replace("collective-permute(%experts)", "collective-permute(%x.2)")
     (permuted,) = collectives(changed)["collective-permute"]

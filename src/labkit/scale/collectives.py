@@ -69,6 +69,7 @@ def find_collectives(module: Module, executions: Executions, origins: Origins, r
     The compiler splits a collective that runs beside computation into several instructions of one channel, a chain that may reach into inner loops: it counts
     as often as its rarest link.
     """
+    shards = {size for i, p in module.entry.parameters.items() if roles[i].kind == "weight" for size in _shard_sizes(leaves(p.shape)[0])}
     found: dict[tuple, Collective] = {}
     for name, times in executions.times.items():
         computation = module.computations[name]
@@ -82,11 +83,16 @@ def find_collectives(module: Module, executions: Executions, origins: Origins, r
             if key in found and found[key].times <= times:
                 continue
             source, part = executions.op_name(computation, instruction), executions.part(computation, instruction)
-            found[key] = _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape)
+            found[key] = _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape, shards)
     return sorted((c for c in found.values() if c.bytes), key=lambda c: -c.total)
 
 
-def _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape) -> Collective:
+def _shard_sizes(array) -> tuple[int, ...]:
+    """Elements that one device holds of a weight, and of one layer of it when the first axis is that of the layers."""
+    return (array.size, array.size // array.dims[0]) if len(array.dims) > 1 else (array.size,)
+
+
+def _describe(computation, instruction, kind, source, part, times, origins, roles, mesh_shape, shards) -> Collective:
     operands = [array for name in instruction.operands for array in leaves(computation.by_name[name].shape)]
     payload = sum(array.nbytes for array in operands)
     if kind == "all-reduce" and _scatters(computation, instruction):
@@ -105,7 +111,9 @@ def _describe(computation, instruction, kind, source, part, times, origins, role
         axes = _varying([group], mesh_shape) if group else None
     explicit = source.rpartition("/")[2] in EXPLICIT
     parameters = sorted({roles[index] for index in origins.entry_parameters(instruction)}, key=lambda role: role.name)
-    moves = _moved({role.kind for role in parameters}, kind, part, axes, explicit, source)
+    moves = _moved({role.kind for role in parameters}, kind, part, axes)
+    if moves == "gradients" and not any(array.size // (len(group) if kind == "reduce-scatter" else 1) in shards for array in operands):
+        moves = "activations"
     names = tuple(role.name for role in parameters if role.kind == "weight") if moves == "weights" else ()
     shown = ", ".join(f"{array.dtype}[{','.join(map(str, array.dims))}]" for array in operands[:3]) + (
         f" and {len(operands) - 3} more" if len(operands) > 3 else ""
@@ -113,8 +121,9 @@ def _describe(computation, instruction, kind, source, part, times, origins, role
     return Collective(kind, moves, names, part, axes, group, shown, received, times, explicit, source)
 
 
-def _moved(kinds: set[str], opcode: str, part: str, axes, explicit: bool, source: str) -> str:
-    """What is moved, by the kinds of parameters it is made of. Sums of gradients over the batch may go round in permutes, fused with the product."""
+def _moved(kinds: set[str], opcode: str, part: str, axes) -> str:
+    """What is moved, by the kinds of parameters it is made of. "gradients" may be activations' too: sums over the batch (which may go round in permutes, fused
+    with the product) are told apart by their size, which is that of a weight's shard."""
     if not kinds - {"constant"}:
         return "indices"
     if kinds <= {"weight", "constant"}:
@@ -123,10 +132,8 @@ def _moved(kinds: set[str], opcode: str, part: str, axes, explicit: bool, source
         return "optimizer"
     if kinds <= {"cache", "constant"}:
         return "cache"
-    summed = opcode in ("all-reduce", "reduce-scatter") or (opcode == "collective-permute" and source.endswith("dot_general"))
-    if part == "backward" and summed and axes and BATCH_AXES & set(axes) and (not explicit or "data" in axes):
-        return "gradients"
-    return "activations"
+    summed = opcode in ("all-reduce", "reduce-scatter", "collective-permute")
+    return "gradients" if part == "backward" and summed and axes and BATCH_AXES & set(axes) else "activations"
 
 
 def _scatters(computation: Computation, reduced: Instruction) -> bool:

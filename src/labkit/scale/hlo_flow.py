@@ -162,9 +162,13 @@ def count_executions(module: Module) -> Executions:
                     visit(module.computations[name], count, context)
 
     visit(module.entry, 1, module.entry.name)
-    backward = {
-        found.contexts[name] for name in found.times if any("transpose(" in instruction.op_name for instruction in module.computations[name].instructions)
-    }
+    votes: dict[str, int] = {}
+    for name in found.times:
+        for instruction in module.computations[name].instructions:
+            if instruction.op_name and instruction.opcode not in ("constant", "parameter"):
+                context = found.contexts[name]
+                votes[context] = votes.get(context, 0) + (1 if "transpose(" in instruction.op_name else -1)
+    backward = {context for context, vote in votes.items() if vote > 0}
     return dataclasses.replace(found, unknown=tuple(dict.fromkeys(unknown)), backward=frozenset(backward - {module.entry.name}))
 
 
