@@ -10,7 +10,7 @@ class FoldCalls:
     """The call methods of the folder."""
 
     def _see_Call(self, node, env):
-        name = ast.unparse(node.func)
+        name, of_cache = ast.unparse(node.func), False
         if name in DEAD_CALLS or name.split(".")[-1] in DEAD_CALLS and "." not in name:
             return self._constant(node, DEAD_CALLS.get(name, DEAD_CALLS.get(name.split(".")[-1])))
         if name == "isinstance" and len(node.args) == 2:
@@ -25,6 +25,7 @@ class FoldCalls:
             if node.func.attr == "is_recording_past":
                 return self._constant(node, True)
             node = self._cache_call(self._own_state(node))
+            of_cache = True
         if name.split(".")[-1] == "dropout" and name.startswith(("F.", "nn.functional.", "torch.")):
             return self._expr(node.args[0] if node.args else next(k.value for k in node.keywords if k.arg == "input"), env)
         if node.args and self._identity(node):
@@ -57,7 +58,8 @@ class FoldCalls:
             self._deliver(key, node, env, method=self._is_method(node, target, key))
         if name == "hasattr" and len(node.args) == 2 and self.facts.is_array(node.args[0]) and self.facts.constant(node) == (True, False):
             return self._constant(node, False)
-        if not callees and any(c.startswith("external::") for c in self.facts.callees(node)):
+        # What a cache gave in the runs says nothing of what it gives once it holds tokens.
+        if not callees and not of_cache and any(c.startswith("external::") for c in self.facts.callees(node)):
             known, value = self.facts.constant(node)
             if known and (isinstance(value, bool) or value is None) and not self._reads_config(node) and name != "super().__init__" and not self._fills(node):
                 return self._constant(node, value)
