@@ -30,6 +30,19 @@ def test_unknown_axis_is_refused_with_tensor_and_axis():
         Sharding(SIZES).weight("q_proj", ("embed", "hedas"))
 
 
+def test_experts_that_no_axis_divides_are_cut_along_their_hidden_axis():
+    sharding = Sharding({**SIZES, "expert": 4}, num_experts=6)
+    assert sharding.weight("gate_up_proj", ("experts", "embed_exp", None, "mlp"), (6, 16, 2, 8)) == P(None, ("fsdp", "expert"), None, "tensor")
+
+
+def test_a_dimension_that_does_not_divide_is_refused_with_tensor_axis_and_sizes():
+    with pytest.raises(ValueError, match="'mlp.up_proj.kernel' has 90 of 'mlp', which does not divide over tensor=4"):
+        Sharding({**SIZES, "tensor": 4}).weight("mlp.up_proj.kernel", ("embed", "mlp"), (72, 90))
+    with pytest.raises(ValueError, match="'embed_tokens.embedding' has 9 of 'embed', which does not divide over fsdp=2 x expert=2"):
+        Sharding({**SIZES, "expert": 2}, vocab_size=49155).weight("embed_tokens.embedding", ("vocab", "embed"), (49155, 9))
+    assert Sharding(SIZES).weight("mlp.up_proj.kernel", ("embed", "mlp"), (72, 90)) == P(("fsdp", "expert"), "tensor")
+
+
 def test_one_mesh_axis_twice_is_refused():
     with pytest.raises(ValueError, match="'router' with axes .* claims mesh axis tensor twice"):
         Sharding(SIZES, num_heads=4).spec("router", ("heads", "mlp"), TensorType.WEIGHT)

@@ -45,8 +45,9 @@ def judged(monkeypatch, change):
     monkeypatch.setattr(meshes, "measure", lambda *_: {"logits": np.ones(3), "d w": np.ones(3)})
     monkeypatch.setattr(meshes, "count_dispatches", lambda *_: 0)
     source = open_source(MIXTURE)
-    baseline = meshes._Baseline(source, "exact", False)
-    model, _, _ = load_model(source, dtype=np.float32, mesh=build_mesh(fsdp=2, tensor=2, expert=2))
+    with jax.enable_x64(True):
+        baseline = meshes._Baseline(source, "exact", False)
+    model, _, _ = load_model(source, mesh=build_mesh(fsdp=2, tensor=2, expert=2))
     change(dict(nnx.to_flat_state(nnx.state(model))), model.mesh)
     row = MeshRow((1, 2, 2, 2), "exact")
     meshes.judge(row, baseline, model)

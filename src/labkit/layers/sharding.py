@@ -32,6 +32,7 @@ class Sharding:
         self.heads_tensor = num_heads % tensor == 0
         self.kv_heads_tensor = num_kv_heads % tensor == 0
         self.compound_experts = num_experts % shards == 0
+        self.expert_experts = num_experts % sizes["expert"] == 0
 
     def __eq__(self, other):
         return type(self) is type(other) and vars(self) == vars(other)
@@ -47,9 +48,9 @@ class Sharding:
             case "embed", TensorType.WEIGHT:
                 return ("fsdp", "expert")
             case "experts", TensorType.WEIGHT:
-                return ("fsdp", "expert") if self.compound_experts else "expert"
+                return ("fsdp", "expert") if self.compound_experts else "expert" if self.expert_experts else None
             case "embed_exp", TensorType.WEIGHT:
-                return None if self.compound_experts else "fsdp"
+                return None if self.compound_experts else "fsdp" if self.expert_experts else ("fsdp", "expert")
             case "heads", _:
                 return "tensor" if self.heads_tensor else None
             case "kv_heads", _:
@@ -72,9 +73,19 @@ class Sharding:
             raise ValueError(f"{tensor_name!r} with axes {axes} claims mesh axis {', '.join(doubled)} twice")
         return PartitionSpec(*entries)
 
-    def weight(self, tensor_name: str, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """The spec of a stored weight, set once at construction."""
-        return self.spec(tensor_name, axes, TensorType.WEIGHT)
+    def weight(self, tensor_name: str, axes: tuple[str | None, ...], shape: tuple[int, ...] | None = None) -> PartitionSpec:
+        """The spec of a stored weight, set once at construction.
+
+        shape: of the weight, one layer of it. Raises ValueError that names the weight, the axis and both sizes where a dimension does not divide: what may
+        stay whole instead is said by `map_axis` alone.
+        """
+        spec, sizes = self.spec(tensor_name, axes, TensorType.WEIGHT), dict(self.sizes)
+        for axis, size, entry in zip(axes, shape or (), spec):
+            names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+            if size % _shards(names, sizes):
+                over = " x ".join(f"{name}={sizes[name]}" for name in names)
+                raise ValueError(f"{tensor_name!r} has {size} of {axis!r}, which does not divide over {over}")
+        return spec
 
     @classmethod
     def for_mesh(cls, config, mesh) -> "Sharding":

@@ -87,7 +87,7 @@ class Gemma2TextScaledWordEmbedding(nnx.Embed):
     """Token embeddings times sqrt(hidden); `attend`, the tied head, is without the factor."""
 
     def __init__(self, config, *, sharding, rngs):
-        metadata = {"out_sharding": sharding.weight("embed_tokens.embedding", ("vocab", "embed"))}
+        metadata = {"out_sharding": sharding.weight("embed_tokens.embedding", ("vocab", "embed"), (config.vocab_size, config.hidden_size))}
         super().__init__(config.vocab_size, config.hidden_size, dtype=config.dtype, param_dtype=config.param_dtype, embedding_metadata=metadata, rngs=rngs)
 
     def __call__(self, tokens):

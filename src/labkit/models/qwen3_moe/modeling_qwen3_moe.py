@@ -92,7 +92,7 @@ class Qwen3MoeTopKRouter(nnx.Module):
     def __init__(self, config, *, sharding, rngs):
         self.config = config
         initial = nnx.initializers.normal(stddev=config.hidden_size**-0.5)(rngs.params(), (config.hidden_size, config.num_experts), config.param_dtype)
-        self.kernel = nnx.Param(initial, out_sharding=sharding.weight("mlp.gate.kernel", ("embed", None)))
+        self.kernel = nnx.Param(initial, out_sharding=sharding.weight("mlp.gate.kernel", ("embed", None), initial.shape))
 
     def __call__(self, x):
         logits = x @ self.kernel[...].astype(x.dtype)
@@ -113,7 +113,7 @@ class Qwen3MoeExperts(nnx.Module):
         }
         for name, (shape, axes) in shapes.items():
             initial = nnx.initializers.normal(stddev=shape[1] ** -0.5)(rngs.params(), shape, config.param_dtype)
-            setattr(self, name, nnx.Param(initial, out_sharding=sharding.weight(f"mlp.experts.{name}", axes)))
+            setattr(self, name, nnx.Param(initial, out_sharding=sharding.weight(f"mlp.experts.{name}", axes, shape)))
         self.act_fn = activation(config.hidden_act)
 
     @on_local_experts
