@@ -356,7 +356,7 @@ def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **opt
 
     with _only(as_json) as emit:
         if compare_dispatch:
-            table = lab.compare_dispatch(model, **options)
+            table = lab.compare_dispatch(model, say=_say, **options)
             emit(table.model_dump() if as_json else table.plain())
             return
         chosen = [part.strip() for part in phases.split(",") if part.strip()]

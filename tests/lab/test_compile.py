@@ -60,11 +60,11 @@ def test_meshes():
 
 def test_the_command(config, monkeypatch, capsys):
     jobs = []
-    monkeypatch.setattr(aot, "compile_model", lambda job, timeout: jobs.append(job) or report(job))
+    monkeypatch.setattr(aot, "compile_model", lambda job, **more: jobs.append(job) or report(job))
     code, out, _ = command(capsys, config, *ON, "--phase", "decode", "--length", "128")
     assert code == 0 and "DECODE: 1 token for each of 4 rows, cache of 128 slots" in out and "gate: fits into HBM: holds" in out
     assert (jobs[0].phases, jobs[0].mesh, jobs[0].remat) == (["decode"], {"fsdp": 4}, "full")
-    monkeypatch.setattr(aot, "compile_model", lambda job, timeout: report(job, passed=False))
+    monkeypatch.setattr(aot, "compile_model", lambda job, **more: report(job, passed=False))
     code, out, _ = command(capsys, config, *ON, "--json")
     answer = json.loads(out)
     assert (

@@ -38,7 +38,10 @@ def job(config: dict = MIXTURE, model_type: str = "qwen3_moe", **changes) -> Com
 
 @pytest.fixture(scope="module")
 def prefill():
-    return compile_model(job()).phase("prefill")
+    said = []
+    report = compile_model(job(), say=said.append)
+    assert said == ["small on v5e:2x2: prefill is being compiled"]
+    return report.phase("prefill")
 
 
 def test_the_mixture_runs_where_its_experts_are(prefill):
@@ -136,6 +139,8 @@ def test_the_environment_is_clean(monkeypatch):
 def test_a_process_that_dies_is_told(tmp_path):
     with pytest.raises(LabError, match="No module named labkit.scale.nothing"):
         aot.run_compiler("labkit.scale.nothing", {"model": "small"}, parse_topology("v5e:2x2"))
+    with pytest.raises(LabError, match="longer than 0.5 seconds and was stopped"):
+        aot.run_compiler("labkit.scale.aot_worker", job().model_dump(), parse_topology("v5e:2x2"), timeout=0.5)
     with pytest.raises(InputError, match="hidden_size"):
         compile_model(job({name: value for name, value in MIXTURE.items() if name != "hidden_size"}))
 

@@ -69,7 +69,7 @@ def make_job(model: str, *, topology: str, mesh: str, revision: str = "", trust_
     return CompileJob(**given, topology=topology, mesh=parse_mesh(mesh), **options)
 
 
-def compile_model(model: str, *, timeout: float = 3600, **options) -> Compiled:
+def compile_model(model: str, *, say=None, timeout: float = 3600, **options) -> Compiled:
     """options: as for `make_job`. Raises InputError, BlockedError (no slice, no compiler) and LabError (the compiler died)."""
     from labkit.port.slices import ensure_slice
     from labkit.scale import aot
@@ -77,11 +77,11 @@ def compile_model(model: str, *, timeout: float = 3600, **options) -> Compiled:
     job = make_job(model, **options)
     aot.check_job(job)
     ensure_slice(job.model_type).require()
-    return Compiled(aot.compile_model(job, timeout=timeout))
+    return Compiled(aot.compile_model(job, say=say, timeout=timeout))
 
 
-def compare_dispatch(model: str, *, timeout: float = 3600, **options):
+def compare_dispatch(model: str, *, say=None, timeout: float = 3600, **options):
     """The mixture layer of MODEL by the lab's dispatch and by a plain einsum: a `DispatchReport`. options: as for `make_job`."""
     from labkit.scale import aot
 
-    return aot.compare_dispatch(make_job(model, **options), timeout=timeout)
+    return aot.compare_dispatch(make_job(model, **options), say=say, timeout=timeout)

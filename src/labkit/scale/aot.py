@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -88,12 +89,13 @@ def check_job(job: CompileJob) -> Topology:
     return topology
 
 
-def compile_model(job: CompileJob, *, timeout: float | None = 3600) -> CompileReport:
-    """Compile in a process of its own. Raises the process's own LabError, or LabError with its last words when it died or overran `timeout` seconds."""
-    return CompileReport.model_validate(run_compiler("labkit.scale.aot_worker", job.model_dump(), check_job(job), timeout=timeout))
+def compile_model(job: CompileJob, *, say=None, timeout: float | None = 3600) -> CompileReport:
+    """Compile in a process of its own. say(line): what it is at. Raises the process's own LabError, or LabError with its last words when it died or overran
+    `timeout` seconds."""
+    return CompileReport.model_validate(run_compiler("labkit.scale.aot_worker", job.model_dump(), check_job(job), say=say, timeout=timeout))
 
 
-def compare_dispatch(job: CompileJob, *, timeout: float | None = 3600):
+def compare_dispatch(job: CompileJob, *, say=None, timeout: float | None = 3600):
     """The job's mixture layer by the lab's dispatch and by a plain einsum -> `labkit.scale.dispatch.DispatchReport`. Raises InputError without a mixture."""
     from labkit.scale.dispatch import DispatchJob, DispatchReport
 
@@ -109,22 +111,28 @@ def compare_dispatch(job: CompileJob, *, timeout: float | None = 3600):
         raise InputError(f"{job.model} has no mixture: its config does not tell {', '.join(absent)}", job.model_type, "give a mixture of experts")
     batch = job.batch or topology.chips * topology.chip.devices_per_chip // job.mesh.get("tensor", 1)
     given = DispatchJob(model=job.model, topology=job.topology, mesh=job.mesh, tokens=batch * job.length, dtype=job.dtype, **sizes)
-    return DispatchReport.model_validate(run_compiler("labkit.scale.dispatch", given.model_dump(), topology, timeout=timeout))
+    return DispatchReport.model_validate(run_compiler("labkit.scale.dispatch", given.model_dump(), topology, say=say, timeout=timeout))
 
 
-def run_compiler(module: str, job: dict, topology: Topology, *, timeout: float | None = 3600) -> dict:
-    """`python -m MODULE JOB.json RESULT.json` in a compiling environment -> what it wrote."""
+def run_compiler(module: str, job: dict, topology: Topology, *, say=None, timeout: float | None = 3600) -> dict:
+    """`python -m MODULE JOB.json RESULT.json` in a compiling environment -> what it wrote. say(line): for each line that it prints."""
     folder = Path(tempfile.mkdtemp(prefix="labkit-compile-"))
     try:
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        command = [sys.executable, "-m", module, str(folder / "job.json"), str(folder / "result.json")]
         with open(folder / "stderr", "wb") as errors:
-            command = [sys.executable, "-m", module, str(folder / "job.json"), str(folder / "result.json")]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean_environment(topology))
             try:
-                code = subprocess.run(command, stdout=errors, stderr=errors, env=clean_environment(topology), timeout=timeout).returncode
-            except subprocess.TimeoutExpired:
-                raise LabError(
-                    f"compiling took longer than {timeout:g} seconds and was stopped", job.get("model"), "give it more time or fewer phases"
-                ) from None
+                _follow(process, say, timeout)
+            except TimeoutError:
+                what = f"compiling took longer than {timeout:g} seconds and was stopped"
+                raise LabError(what, job.get("model"), "give it more time or fewer phases") from None
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+                process.stdout.close()
+        code = process.returncode
         if not (folder / "result.json").is_file():
             tail = (folder / "stderr").read_text(errors="replace").strip().splitlines()
             reason = "was killed, most likely for lack of memory" if code in (-9, 137) else f"ended with code {code}" + (f": {tail[-1]}" if tail else "")
@@ -136,3 +144,21 @@ def run_compiler(module: str, job: dict, topology: Topology, *, timeout: float |
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _follow(process: subprocess.Popen, say, timeout: float | None) -> None:
+    """Hand on what the process prints until it ends. Raises TimeoutError at the time limit, the process killed."""
+    expired = threading.Event()
+    timer = threading.Timer(timeout or 0, lambda: (expired.set(), process.kill()))
+    timer.daemon = True
+    if timeout:
+        timer.start()
+    try:
+        for line in process.stdout:
+            if say is not None and line.strip():
+                say(line.rstrip())
+        process.wait()
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise TimeoutError

@@ -40,7 +40,10 @@ def compile_job(job) -> dict:
     mesh = build_mesh(**job.mesh, devices=topology_devices(topology))
     batch = job.batch or mesh.size // mesh.shape["tensor"]
     programs = ModelPrograms(family, config, mesh, batch=batch, length=job.length, remat=job.remat)
-    reports = [inspect_program(programs, phase, topology, keep=job.keep) for phase in job.phases]
+    reports = []
+    for phase in job.phases:
+        print(f"{job.model} on {topology.name}: {phase} is being compiled", flush=True)
+        reports.append(inspect_program(programs, phase, topology, keep=job.keep))
     count = sum(leaf.size for name, leaf in programs.state.items() if name in programs.trained)
     return CompileReport(
         model=job.model,

@@ -148,6 +148,7 @@ def compare(job: DispatchJob) -> DispatchReport:
     rows = []
     for phase in PASSES:
         for dispatch in DISPATCHES:
+            print(f"{dispatch}, {phase} is being compiled", flush=True)
             read = read_program(mixture_program(job, mesh, dispatch, phase), mesh)
             common = dict(dispatch=dispatch, phase=phase, compile_seconds=read.compile_seconds)
             if read.compiled is None:
