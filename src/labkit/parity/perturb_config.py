@@ -152,8 +152,9 @@ def check_config(subject: Subject, spec: PerturbSpec, *, ignored: bool = False) 
     except Exception as refused:
         text = str(refused).splitlines()[0][:200] if str(refused) else type(refused).__name__
         return Row(spec, False, None, step, f"the reference obeys {spec.target}, and the slice refuses it: {text}")
-    error = moved(ours, theirs)
-    if error <= EXACT_LIMIT:
+    error, still = moved(ours, theirs), moved(ours, subject.plain_ours) <= MOVES
+    # A slice that has only the changed value built in agrees after the change, and did not before.
+    if error <= EXACT_LIMIT and not still:
         return Row(spec, True, error, step)
-    told = "ignores it" if moved(ours, subject.plain_ours) <= MOVES else "does not follow"
+    told = "ignores it" if still else "does not follow"
     return Row(spec, False, error, step, f"the reference obeys {spec.target}, and the slice {told}: relative error {error:.1e}")

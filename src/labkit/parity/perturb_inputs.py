@@ -19,6 +19,7 @@ _WINDOWS = re.compile(r"(^|_)(sliding_window|attention_chunk_size|window_size|at
 def input_specs(subject: Subject, rng, *, full: bool = False) -> list[PerturbSpec]:
     """The probes that a model has a place for; with `full` also rope tables that look at the length, at and around their threshold."""
     specs = [
+        PerturbSpec("input", "nothing", None, "unchanged, both sides agree"),
         PerturbSpec("input", "causality", {"token": AT}, "positions before the changed token stay, the rest moves as the reference's"),
         PerturbSpec("input", "segments", {"packed": [FIRST, LENGTH - FIRST]}, "a packed segment gives what it gives alone, whatever its neighbour holds"),
         PerturbSpec("input", "padding", {"left": PAD, "right": PAD}, "padding changes nothing, whatever tokens stand in it"),
@@ -77,7 +78,7 @@ def _rope_specs(subject: Subject) -> list[PerturbSpec]:
 
 def check_input(subject: Subject, spec: PerturbSpec, *, ours: Callable | None = None) -> Row:
     """One probe. ours: what stands in for our model, called as `Subject.ours` is (a planted fault)."""
-    probe = {"causality": _causality, "segments": _segments, "padding": _padding, "window": _window, "rope": _rope}.get(spec.target)
+    probe = {"nothing": _nothing, "causality": _causality, "segments": _segments, "padding": _padding, "window": _window, "rope": _rope}.get(spec.target)
     if probe is None:
         raise ValueError(f"there is no input probe {spec.target!r}")
     return probe(subject, spec, ours or subject.ours)
@@ -95,6 +96,11 @@ def _other_token(subject: Subject, tokens: np.ndarray, where) -> np.ndarray:
     changed = tokens.copy()
     changed[where] = 3 + (changed[where] - 3 + 1 + (subject.vocab - 3) // 3) % (subject.vocab - 3)
     return changed
+
+
+def _nothing(subject: Subject, spec: PerturbSpec, ours) -> Row:
+    """What every other spec starts from: a slice that is off to begin with agrees after no change."""
+    return _judge(spec, {"nothing changed": (moved(ours(subject.tokens), subject.plain_theirs), EXACT_LIMIT)})
 
 
 def _causality(subject: Subject, spec: PerturbSpec, ours) -> Row:
