@@ -106,7 +106,7 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
         key_values.append({"num_key_value_heads": 1})  # some layers of a class may have a multiple of what the config says
     experts: list[dict] = [{}] + ([{"num_experts_per_tok": 1}] if "num_experts_per_tok" in base else [])
     layers = defaults.get("num_hidden_layers")
-    lists = {key: value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
+    lists = {key: _in_turn(value) or value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
     stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
     for more in [{}, *_nested(defaults)]:
         for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
@@ -168,8 +168,12 @@ def _layer_sizes(own: dict) -> dict:
 
 def _every_kind(defaults: dict) -> list[str] | None:
     """Layer types in turn, for a class whose pattern is longer than a tiny stack and would show one kind only."""
-    types = defaults.get("layer_types")
-    if not isinstance(types, list) or len(set(types[:LAYERS])) == len(set(types)):
+    return _in_turn(defaults.get("layer_types"))
+
+
+def _in_turn(types) -> list[str] | None:
+    """The names of a per-layer list in turn, where its first ones do not hold them all."""
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types) or len(set(types[:LAYERS])) == len(set(types)):
         return None
     kinds = list(dict.fromkeys(types))
     return [kinds[layer % len(kinds)] for layer in range(LAYERS)]
