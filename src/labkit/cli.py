@@ -319,7 +319,7 @@ def _say(line: str) -> None:
 @click.argument("types", nargs=-1)
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Types at a time.")
 @click.option("--json", "out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="A file that gets one JSON line per type.")
-@click.option("--held-out", "apart", is_flag=True, help="The types that are kept apart, and no other.")
+@click.option("--held-out/--others", "apart", default=None, help="Only the types that were kept apart, or only the others.")
 @click.option("--resume", is_flag=True, help="Keep the lines that the file of --json holds; prove the rest.")
 @click.option("--time-limit", default=180.0, show_default=True, help="Seconds that one type may take.")
 @click.option("--steps", default=None, help="Only these steps, e.g. prefill,decode.")

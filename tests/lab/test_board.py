@@ -26,12 +26,15 @@ def asked(monkeypatch):
     return names
 
 
-def test_all_decoders_but_the_held_out_ones(asked):
+def test_all_decoders_and_the_others_than_the_held_out_ones(asked):
     found = board()
     known, excluded = decoder_only_types()
-    assert set(asked) == set(known) - set(held_out()) and held_out()
-    assert found.excluded == excluded and "bert: " in found.plain() and f"kept apart: {len(held_out())}" in found.plain()
+    assert set(asked) == set(known) and held_out()
+    assert found.excluded == excluded and "bert: " in found.plain() and f"of the {len(held_out())} held-out ones" in found.plain()
     assert found.exit_code == 1
+    asked.clear()
+    board(apart=False)
+    assert set(asked) == set(known) - set(held_out())
 
 
 def test_the_held_out_ones_and_no_other(asked):
@@ -43,7 +46,7 @@ def test_names_are_checked(asked):
     apart = held_out()[0]
     for types, says in ((["lama"], "Did you mean llama"), (["bert"], "bert is left out"), ([apart], "held-out")):
         with pytest.raises(InputError, match=says):
-            board(types)
+            board(types, apart=False)
     with pytest.raises(InputError, match="not one of the held-out"):
         board(["llama"], apart=True)
     assert asked == []

@@ -24,7 +24,8 @@ _HELD_OUT = PACKAGE.parents[1] / "tests" / "port" / "held_out.json"
 
 @dataclass
 class Board:
-    """rows: what `labkit.port.proof` says of each type. excluded: {type: the rule that leaves it out}. held_out: types kept apart from this board."""
+    """rows: what `labkit.port.proof` says of each type. excluded: {type: the rule that leaves it out}. held_out: types that were kept unread until the
+    others were done; their own counts are told."""
 
     rows: list[dict]
     excluded: dict[str, str] = field(default_factory=dict)
@@ -54,8 +55,10 @@ class Board:
         unproven = {row["model_type"]: len(row["unproven"]) for row in self.rows if row.get("unproven")}
         if unproven:
             lines.append(f"branches that no configuration ran: {sum(unproven.values())} in {len(unproven)} types; `labkit port tiny:TYPE` lists them")
-        if self.held_out:
-            lines.append(f"kept apart: {len(self.held_out)} held-out types")
+        apart = [row for row in self.rows if row["model_type"] in self.held_out]
+        if apart and len(apart) < total:
+            counts = ", ".join(f"{sum(holds(row, c) is True for row in apart)} {c}" for c in COLUMNS)
+            lines.append(f"of the {len(apart)} held-out ones among them: {counts}; {sum(row['passed'] for row in apart)} hold all")
         if self.excluded:
             lines += ["", f"left out by rule ({len(self.excluded)}):", *(f"  {name}: {why}" for name, why in self.excluded.items())]
         return "\n".join(lines)
@@ -104,7 +107,7 @@ def board(
     *,
     jobs: int = 1,
     out: Path | None = None,
-    apart: bool = False,
+    apart: bool | None = None,
     resume: bool = False,
     time_limit: float = TIME_LIMIT,
     options: Iterable[str] = (),
@@ -112,9 +115,8 @@ def board(
 ) -> Board:
     """Prove each type in a process of its own, `jobs` at a time.
 
-    types: all decoder-only types when empty. out: a file that gets one JSON line per type as it ends. apart: the held-out types and no other. resume: keep the
-    lines that `out` holds and prove the rest. options: further arguments of `labkit.port.proof`. Raises InputError for a type that is no decoder of text, or
-    that is kept apart.
+    types: all decoder-only types when empty. out: a file that gets one JSON line per type as it ends. apart: True for the held-out types and no other, False for the others, None for all. resume: keep the
+    lines that `out` holds and prove the rest. options: further arguments of `labkit.port.proof`. Raises InputError for a type that is no decoder of text.
     """
     from labkit.hf.decoder_types import decoder_only_types
 
@@ -149,18 +151,18 @@ def board(
     finally:
         for process in list(running):
             _end(process)
-    return Board([rows[name] for name in chosen], excluded if not types else {}, kept_apart if not apart and not types else ())
+    return Board([rows[name] for name in chosen], excluded if not types else {}, kept_apart)
 
 
-def _chosen(types: tuple[str, ...], known, excluded, kept_apart, apart: bool) -> list[str]:
+def _chosen(types: tuple[str, ...], known, excluded, kept_apart, apart: bool | None) -> list[str]:
     if not types:
-        return [name for name in known if (name in kept_apart) is apart]
+        return [name for name in known if apart is None or (name in kept_apart) is apart]
     for name in types:
         if name not in known:
             why = f"{name} is left out: {excluded[name]}" if name in excluded else f"{name} is no causal LM of the installed transformers"
             raise InputError(why, "labkit board", architectures.suggestion(name, known) or "leave the types out for all of them")
-        if (name in kept_apart) is not apart:
-            raise InputError(f"{name} is {'not ' if apart else ''}one of the held-out types", _HELD_OUT, "name it with --held-out alone, others without")
+        if apart is not None and (name in kept_apart) is not apart:
+            raise InputError(f"{name} is {'not ' if apart else ''}one of the held-out types", _HELD_OUT, "leave --held-out or --others out")
     return list(dict.fromkeys(types))
 
 
