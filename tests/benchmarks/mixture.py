@@ -98,7 +98,7 @@ def main() -> int:
                 jax.block_until_ready(function(*arguments))
                 seconds.setdefault((*key, number), []).append(time.perf_counter() - start)
     middle = {key: statistics.median(times) for key, times in seconds.items()}
-    print(f"{TOP_K} of {EXPERTS} experts, hidden {HIDDEN}, width {WIDTH}, {given.tokens} tokens, float32, {os.cpu_count()} cores; milliseconds, median of {given.runs}")
+    print(f"{TOP_K} of {EXPERTS} experts, hidden {HIDDEN}, width {WIDTH}, {given.tokens} tokens, float32, {os.cpu_count()} cores; ms, median of {given.runs}")
     print(f"{'':26} {'forward':>28} {'with gradients':>28}")
     print(f"{'mesh':26} " + " ".join(f"{'grouped':>9} {'einsum':>9} {'ratio':>8}" for _ in range(2)))
     for name in MESHES:

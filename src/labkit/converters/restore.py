@@ -23,8 +23,9 @@ def restore(ckpt: str | os.PathLike, *, dtype=None, mesh: Mesh | None = None, sc
     """(model, config, metadata) of a checkpoint that `convert` wrote.
 
     dtype: of every parameter; None keeps each as stored and computes in the one that most are stored in. mesh: shards every parameter by its own spec, each
-    part read from the checkpoint by itself, so that no host holds more than its devices do; the devices that wrote the checkpoint do not matter. scan, config, source: what the caller believes; InputError where the checkpoint says otherwise. Raises
-    InputError for every difference between what is stored and what the model needs, and for a damaged checkpoint.
+    part read from the checkpoint by itself, so that no host holds more than its devices do; the devices that wrote the checkpoint do not matter. scan, config,
+    source: what the caller believes; InputError where the checkpoint says otherwise. Raises InputError for every difference between what is stored and what
+    the model needs, and for a damaged checkpoint.
     """
     path = Path(ckpt)
     metadata = read_metadata(path)

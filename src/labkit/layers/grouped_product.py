@@ -54,7 +54,7 @@ def _outer(rows, cotangent, group_sizes, dtype, block: int, transposed: bool):
         return ragged_dot_general(_mask_tail(left, group_sizes), _mask_tail(right, group_sizes), group_sizes, _OUTER).astype(dtype)
 
     def blocked(left, right, group_sizes):
-        return _blocked_outer(left, right, group_sizes, block).astype(dtype)
+        return _blocked_outer(left, right, group_sizes, block, dtype)
 
     return jax.lax.platform_dependent(left, right, group_sizes, tpu=ragged, default=blocked)
 
@@ -91,22 +91,25 @@ def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool = F
     return _mask_tail(out[:count], group_sizes)
 
 
-@functools.partial(jax.jit, static_argnames="block")
-def _blocked_outer(left, right, group_sizes, block: int):
-    """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n] in at least float32."""
-    count, wide = left.shape[0], wide_dtype(left.dtype)
-    used, group, first = _blocks(group_sizes, count, block)
+@functools.partial(jax.jit, static_argnames=("block", "dtype"))
+def _blocked_outer(left, right, group_sizes, block: int, dtype):
+    """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n], added up in at least float32."""
+    wide, starts = wide_dtype(left.dtype), jnp.cumsum(group_sizes, dtype=group_sizes.dtype) - group_sizes
     left, right = (jnp.pad(array, ((0, block), (0, 0))) for array in (left, right))
-    ends = jnp.cumsum(group_sizes, dtype=group_sizes.dtype)
 
-    def step(i, out):
-        row = first[i] + jnp.arange(block, dtype=first.dtype)
-        mine = jnp.where((row < ends[group[i]])[:, None], jax.lax.dynamic_slice_in_dim(left, first[i], block), jnp.zeros((), left.dtype))
-        product = jnp.matmul(mine.T, jax.lax.dynamic_slice_in_dim(right, first[i], block), preferred_element_type=wide)
-        before = jax.lax.dynamic_index_in_dim(out, group[i], keepdims=False)
-        return jax.lax.dynamic_update_index_in_dim(out, before + product, group[i], 0)
+    def group(_, start_and_size):
+        start, size = start_and_size
 
-    return jax.lax.fori_loop(jnp.zeros((), used.dtype), used, step, jnp.zeros((group_sizes.shape[0], left.shape[1], right.shape[1]), wide))
+        def step(i, total):
+            first = start + i * block
+            row = i * block + jnp.arange(block, dtype=size.dtype)
+            mine = jnp.where((row < size)[:, None], jax.lax.dynamic_slice_in_dim(left, first, block), jnp.zeros((), left.dtype))
+            return total + jnp.matmul(mine.T, jax.lax.dynamic_slice_in_dim(right, first, block), preferred_element_type=wide)
+
+        total = jax.lax.fori_loop(jnp.zeros((), size.dtype), -(-size // block), step, jnp.zeros((left.shape[1], right.shape[1]), wide))
+        return None, total.astype(dtype)
+
+    return jax.lax.scan(group, None, (starts, group_sizes))[1]
 
 
 def expert_block(tokens: int, top_k: int, experts: int) -> int:

@@ -25,12 +25,13 @@ def on_local_experts(method):
     @functools.wraps(method)
     def run(self, *arrays, **named):
         mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.size == 1 or any(kind == AxisType.Manual for kind in mesh.axis_types):
+        tokens = jax.tree.leaves((arrays, named))
+        if mesh.empty or mesh.size == 1 or any(kind == AxisType.Manual for kind in mesh.axis_types) or not all(map(jnp.ndim, tokens)):
             return method(self, *arrays, **named)
         graphdef, state = nnx.split(self)
         paths, variables = zip(*nnx.to_flat_state(state))
         specs = tuple(stored_spec(variable) for variable in variables)
-        cut, token_spec = _exchange(mesh, variables, specs, jax.tree.leaves((arrays, named)))
+        cut, token_spec = _exchange(mesh, variables, specs, tokens)
         if cut is None:
             return method(self, *arrays, **named)
 

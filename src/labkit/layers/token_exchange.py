@@ -1,4 +1,4 @@
-"""What travels when experts live on different devices: tokens go out to all of them, results come home. Used inside `shard_map`; weights stay where they are."""
+"""What travels when experts live on different devices: tokens go out to them, results come home; weights stay. Used inside `shard_map`."""
 
 import contextlib
 import contextvars

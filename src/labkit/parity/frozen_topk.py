@@ -93,7 +93,10 @@ class FrozenReport:
             f"mean KL free {self.free.mean():.2e}, frozen {self.frozen.mean():.2e}{own}",
             f"routing agreement {mean(self.agreement):.2%} (free run {mean(self.free_agreement):.2%}), {len(self.flips)} flips",
         ]
-        lines += [f"  layer {f.layer} token {f.position}: {f.reference} -> {f.ours}, margin {_number(f.margin)}, noise {_number(f.noise)}" for f in self.flips[:SHOWN_FLIPS]]
+        lines += [
+            f"  layer {f.layer} token {f.position}: {f.reference} -> {f.ours}, margin {_number(f.margin)}, noise {_number(f.noise)}"
+            for f in self.flips[:SHOWN_FLIPS]
+        ]
         return "\n".join(lines)
 
 

@@ -89,7 +89,9 @@ class MeshParity:
             figures = f"{number(row.logits):>8} {number(row.gradients):>8} {number(row.decode):>8}"
             where = f"({','.join(map(str, row.mesh))})"
             rest = f"{len(row.replicated):3d} whole  {row.mixtures:2d} mixtures"
-            lines.append(f"{mark}  {self.model_type:16} {self.kind:10} {row.mode:7} {where:10} {figures} {share} {rest} {row.seconds:6.1f} s  {row.reason}".rstrip())
+            lines.append(
+                f"{mark}  {self.model_type:16} {self.kind:10} {row.mode:7} {where:10} {figures} {share} {rest} {row.seconds:6.1f} s  {row.reason}".rstrip()
+            )
         return "\n".join(lines)
 
 
@@ -113,7 +115,9 @@ def mesh_parity(
     if mode not in MODES:
         raise InputError(f"unknown mode {mode!r} of mesh parity", next=f"modes are {', '.join(MODES)}")
     if len(jax.devices()) < DEVICES:
-        raise InputError(f"mesh parity needs {DEVICES} devices, and there are {len(jax.devices())}", next="start python -m labkit.parity.meshes, which makes them")
+        raise InputError(
+            f"mesh parity needs {DEVICES} devices, and there are {len(jax.devices())}", next="start python -m labkit.parity.meshes, which makes them"
+        )
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"), jax.default_matmul_precision("highest"):
         baseline = _Baseline(source, mode, decode)
         rows = []
@@ -178,7 +182,11 @@ def judge(row: MeshRow, baseline: _Baseline, model) -> None:
     row.logits, row.decode = (_ratio(baseline, found, name) for name in ("logits", "decode"))
     errors = {name: _ratio(baseline, found, name) for name in found if name.startswith("d ")}
     row.leaf, row.gradients = max(errors.items(), key=lambda item: item[1])
-    over = [f"{name} {value:.1e}" for name, value in (("logits", row.logits), (f"gradient of {row.leaf[2:]}", row.gradients), ("decode", row.decode)) if value and not value <= row.limit]
+    over = [
+        f"{name} {value:.1e}"
+        for name, value in (("logits", row.logits), (f"gradient of {row.leaf[2:]}", row.gradients), ("decode", row.decode))
+        if value and not value <= row.limit
+    ]
     if row.bytes != row.planned:
         over.append(f"{row.bytes} bytes of parameters on a device, {row.planned} planned")
     row.passed, row.reason = not over, "; ".join(over)
