@@ -96,6 +96,21 @@ def test_rules_cover_exactly_the_tensors(family, name):
     assert report.passed, report.problems[:5]
 
 
+ALSO = [
+    pytest.param(family, name, id=f"{family}-{name}", marks=pytest.mark.slow) for family, name in (p.values for p in NAMES) if "also_on_disk" in FACTS[name]
+]
+
+
+@pytest.mark.parametrize(("family", "name"), ALSO)
+def test_what_else_the_files_hold_is_left_unread(family, name):
+    """Multi-token prediction modules and causal masks, which the reference does not load either; gpt2's names come without their first part."""
+    slice_, config, abstract = planned(name)
+    tensors = {key.removeprefix("transformer."): shape for key, shape in saved(name).items()} | FACTS[name]["also_on_disk"]
+    report = audit_table(slice_.rules(config), config.plan, abstract.shapes, tensors)
+    assert report.passed, report.problems[:5]
+    assert set(FACTS[name]["also_on_disk"]) <= set(report.expansion.ignored)
+
+
 def test_a_wrong_size_and_a_missing_tensor_are_noticed():
     """Controls: another number of experts or layers is another number of parameters; a tensor too few, too many, or of another shape is named."""
     family, config, abstract = planned("qwen3-8b")
