@@ -55,7 +55,9 @@ def test_loops_run_as_often_as_they_count(read):
         "tuple(%zero, %x.2, %weights.2, %five)", "tuple(%zero, %x.2, %weights.2, %first)"
     )
     executions = count_executions(parse_module(data))
-    assert executions.unknown == ("jit(step)/while",) and executions.times["started"] == 1
+    assert executions.unknown == (("jit(step)/while", 1),) and executions.times["started"] == 1
+    told = count_executions(parse_module(data.replace('op_name="jit(step)/while"', 'op_name="jit(step)/about_7_times/while"')))
+    assert told.unknown == (("jit(step)/about_7_times/while", 7),) and told.times["started"] == 7
 
 
 def test_products_count_once_per_layer(read):

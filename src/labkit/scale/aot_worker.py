@@ -17,6 +17,8 @@ def topology_devices(topology):
 
     shape = "x".join(map(str, topology.shape))
     more = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    if topology.chip.name == "v4":
+        more["chip_config_name"] = "megacore"  # its two cores as one device, as attached chips show themselves
     if topology.chips < 4:
         more["chips_per_host_bounds"] = tuple(topology.shape) + (1,) * (3 - len(topology.shape))
     return topologies.get_topology_desc(platform="tpu", topology_name=f"{topology.chip.name}:{shape}", **more).devices

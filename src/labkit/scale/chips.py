@@ -32,7 +32,7 @@ _CLOUD = 'Google Cloud documentation, page "TPU {}", as of November 2026'
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 32 * GIB, 275 * TERA, 1200 * GB, 300 * GB, 3, "v4-8", _CLOUD.format("v4") + "; links: arXiv 2304.01433 (6 of 50 GB/s each way)", None, 2),
+        Chip("v4", 32 * GIB, 275 * TERA, 1200 * GB, 300 * GB, 3, "v4-8", _CLOUD.format("v4") + "; links: arXiv 2304.01433 (6 of 50 GB/s each way)"),
         Chip("v5e", 16 * GB, 197 * TERA, 819 * GB, 200 * GB, 2, "v5litepod-4", _CLOUD.format("v5e"), 3.125 * GB),
         Chip("v5p", 95 * GIB, 459 * TERA, 2765 * GB, 600 * GB, 3, "v5p-8", _CLOUD.format("v5p"), 6.25 * GB),
         Chip("v6e", 32 * GB, 918 * TERA, 1638 * GB, 400 * GB, 2, "v6e-4", _CLOUD.format("v6e"), 12.5 * GB),

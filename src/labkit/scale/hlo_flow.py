@@ -3,11 +3,15 @@
 import dataclasses
 import functools
 import operator
+import re
 
 from labkit.scale.hlo import Array, Computation, Instruction, Module, Shape
 
 MOST_STEPS = 1_000_000
 """A loop that counts further than this has no trip count that is worth finding by counting."""
+
+EXPECTED = re.compile(r"about_(\d+)_times")
+"""The name scope (`jax.named_scope`) by which model code says how often a loop runs whose length depends on data, at balanced load for example."""
 
 _ARITHMETIC = {
     "add": operator.add,
@@ -97,12 +101,12 @@ def _constant(instruction: Instruction):
 
 @dataclasses.dataclass(frozen=True)
 class Executions:
-    """How a program runs. times: computation -> how often it runs in one call. unknown: loops whose count depends on data, counted once. loops: body -> trip
-    count. contexts: computation -> the entry or loop body that it runs in. callers: computation -> the first instruction that runs it.
+    """How a program runs. times: computation -> how often it runs in one call. unknown: loops whose count depends on data, and how often they are counted: as
+    `EXPECTED` tells, else once. loops: body -> trip count. contexts: computation -> the entry or loop body that it runs in. callers: computation -> the first instruction that runs it.
     backward: bodies of loops that compute gradients."""
 
     times: dict[str, int]
-    unknown: tuple[str, ...]
+    unknown: tuple[tuple[str, int], ...]
     loops: dict[str, int]
     contexts: dict[str, str]
     callers: dict[str, Instruction]
@@ -149,11 +153,12 @@ def count_executions(module: Module) -> Executions:
         found.contexts.setdefault(computation.name, context)
         for instruction in computation.instructions:
             if instruction.opcode == "while":
-                trips = scalars.trip_count(computation, instruction)
+                trips, body = scalars.trip_count(computation, instruction), instruction.called["body"][0]
                 if trips is None:
-                    unknown.append(instruction.op_name or instruction.name)
-                body = instruction.called["body"][0]
-                found.loops[body] = 1 if trips is None else trips
+                    told = EXPECTED.search(instruction.op_name)
+                    trips = int(told[1]) if told else 1
+                    unknown.append((instruction.op_name or instruction.name, trips))
+                found.loops[body] = trips
                 found.callers.setdefault(body, instruction)
                 visit(module.computations[body], count * found.loops[body], body)
             else:

@@ -23,7 +23,8 @@ _NO_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Ran out of memory")
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """compiled: jax's object, None where the program does not fit into memory, which `told` then says in the compiler's words. traffic: through HBM,
-    the largest first. coordinates: of every device's chip, in the order the program numbers them. unknown: loops whose length depends on data, counted once."""
+    the largest first. coordinates: of every device's chip, in the order the program numbers them. unknown: loops whose length depends on data, and how often
+    they are counted."""
 
     program: Program
     trace_seconds: float
@@ -35,7 +36,7 @@ class Reading:
     collectives: tuple[Collective, ...] = ()
     traffic: tuple[Traffic, ...] = ()
     coordinates: tuple[tuple[int, ...], ...] = ()
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[tuple[str, int], ...] = ()
 
     def memory(self, topology: Topology) -> MemoryUse:
         """The compiler's figures; what the arguments are comes from their shardings."""
