@@ -101,9 +101,9 @@ def _constant(instruction: Instruction):
 
 @dataclasses.dataclass(frozen=True)
 class Executions:
-    """How a program runs. times: computation -> how often it runs in one call. unknown: loops whose count depends on data, and how often they are counted: as
-    `EXPECTED` tells, else once. loops: body -> trip count. contexts: computation -> the entry or loop body that it runs in. callers: computation -> the first instruction that runs it.
-    backward: bodies of loops that compute gradients."""
+    """How a program runs. times: computation -> how often it runs in one call. unknown: loops whose count depends on data, and how often they are counted:
+    as `EXPECTED` tells, else once. loops: body -> trip count. contexts: computation -> the entry or loop body that it runs in. callers: computation -> the
+    first instruction that runs it. backward: bodies of loops that compute gradients."""
 
     times: dict[str, int]
     unknown: tuple[tuple[str, int], ...]
