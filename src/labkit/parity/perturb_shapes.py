@@ -11,7 +11,6 @@ from labkit.parity.perturb_subject import Subject, moved
 from labkit.parity.perturb_values import others
 
 OWN = "ours equals the reference on weights of that shape"
-_DOUBLED = ("num_attention_heads", "num_key_value_heads", "n_head", "num_heads")
 
 
 def shape_specs(subject: Subject, keys) -> list[PerturbSpec]:
@@ -20,7 +19,9 @@ def shape_specs(subject: Subject, keys) -> list[PerturbSpec]:
         return []
     values, specs = subject.source.config.effective, []
     for key in sorted(set(keys) & set(values)):
-        other = 2 * values[key] if key in _DOUBLED and values[key] else next((value for value in others(key, values[key]) if not isinstance(value, list)), None)
+        # Twice as many of something fits whatever divided it before.
+        whole = isinstance(values[key], int) and not isinstance(values[key], bool) and values[key] > 1
+        other = 2 * values[key] if whole else next((value for value in others(key, values[key]) if not isinstance(value, list)), None)
         if other is not None:
             specs.append(PerturbSpec("config", key, {key: other}, OWN))
     return specs
