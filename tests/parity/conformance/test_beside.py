@@ -9,6 +9,7 @@ from labkit.parity.conformance import beside
 from labkit.parity.gradients import batch_of, labels_of
 
 
+@pytest.mark.slow
 def test_the_right_slice_passes_all(llama):
     for check in (beside.exact, beside.loss_and_gradients, beside.batch, beside.packing):
         found = check(llama)
@@ -28,6 +29,7 @@ def test_a_gradient_twice_too_large_behind_a_right_loss_is_named(llama, monkeypa
     assert any(problem.startswith("gradient of layers.mlp.down_proj.kernel: relative error") for problem in problems)
 
 
+@pytest.mark.slow
 def test_an_auxiliary_loss_that_counts_padding_is_rejected(mixture, monkeypatch):
     from labkit.models.qwen3_moe import modeling_qwen3_moe
 
@@ -37,6 +39,7 @@ def test_an_auxiliary_loss_that_counts_padding_is_rejected(mixture, monkeypatch)
     assert problems and all("left-padded" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_a_missing_module_comes_first(llama, monkeypatch):
     right = modeling_llama.LlamaDecoderLayer.__init__
 

@@ -15,9 +15,11 @@ def with_decoder(monkeypatch, change):
     monkeypatch.setattr(modeling_llama, "run_decoder", lambda *a, **k: change(right, a, k))
 
 
-def test_scan_and_loop_agree(llama):
-    found = execution.scan_and_loop(llama)
-    assert not found.problems and found.value <= 1e-12
+@pytest.mark.slow
+def test_scan_loop_and_every_policy_agree(llama):
+    for check in (execution.scan_and_loop, execution.remat):
+        found = check(llama)
+        assert not found.problems and found.value <= 1e-12
 
 
 def test_a_loop_that_differs_by_a_billionth_is_rejected(llama, monkeypatch):
@@ -25,38 +27,43 @@ def test_a_loop_that_differs_by_a_billionth_is_rejected(llama, monkeypatch):
 
     def off(*arguments):
         x, *rest = right(*arguments)
-        return x * (1 + 1e-9), *rest
+        return x + 1e-9, *rest
 
     monkeypatch.setattr(stack, "_loop", off)
     problems = execution.scan_and_loop(llama).problems
-    assert any(problem.startswith("logits by loop: relative error") for problem in problems)
+    assert problems[0].startswith("logits by loop: relative error") and any(p.startswith("gradient of norm.weight by loop") for p in problems)
 
 
 def test_a_scan_that_is_a_loop_is_rejected(llama, monkeypatch):
+    assert execution.scan_and_loop_forms(llama) == []
     with_decoder(monkeypatch, lambda right, a, k: right(*a, **k | {"scan": False}))
-    assert any("does not scan over layers.mlp.up_proj.kernel" in problem for problem in execution.scan_and_loop(llama).problems)
+    assert "by scan, the program does not scan over layers.mlp.up_proj.kernel" in execution.scan_and_loop_forms(llama)
 
 
-@pytest.mark.slow
-def test_every_policy_is_transparent(llama):
-    found = execution.remat(llama)
-    assert not found.problems and found.value <= 1e-12
-
-
-def test_a_remat_that_is_not_applied_renames_or_changes_is_rejected(llama, monkeypatch):
-    monkeypatch.setattr(execution, "REMAT_POLICIES", {"full": None})
+def test_a_remat_that_is_not_applied_or_renames_is_rejected(llama, monkeypatch):
+    assert all(execution.remat_form(llama, policy) == [] for policy in execution.REMAT_POLICIES)
     with monkeypatch.context() as patch:
         with_decoder(patch, lambda right, a, k: right(*a, **k | {"remat": None}))
-        assert any("is not applied" in problem for problem in execution.remat(llama).problems)
+        assert execution.remat_form(llama, "full") == ["remat 'full' changes nothing in the program: it is not applied"]
 
     def renamed(right, a, k):
         x, *rest = right(*a, **k)
-        return (tag(x * (1 + 1e-9), "rematted"), *rest) if k["remat"] else (x, *rest)
+        return (tag(x, "rematted"), *rest) if k["remat"] else (x, *rest)
 
-    llama._steps.clear(), llama._programs.clear()
     with_decoder(monkeypatch, renamed)
-    problems = execution.remat(llama).problems
-    assert "remat 'full' renames: rematted" in problems and any("logits under remat 'full'" in problem for problem in problems)
+    assert execution.remat_form(llama, "full") == ["remat 'full' renames: rematted"]
+
+
+@pytest.mark.slow
+def test_a_remat_that_changes_a_result_is_rejected(llama, monkeypatch):
+    monkeypatch.setattr(execution, "REMAT_POLICIES", {"full": None})
+
+    def changed(right, a, k):
+        x, *rest = right(*a, **k)
+        return (x + 1e-9, *rest) if k["remat"] else (x, *rest)
+
+    with_decoder(monkeypatch, changed)
+    assert execution.remat(llama).problems[0].startswith("logits under remat 'full': relative error")
 
 
 def test_layers_of_another_form_have_another_graph_definition(llama, monkeypatch):
@@ -68,7 +75,7 @@ def test_layers_of_another_form_have_another_graph_definition(llama, monkeypatch
         return right(plan, s, x, [nnx.split(model)[0]], inputs, layer_step)
 
     monkeypatch.setattr(stack, "_loop", other)
-    assert any("LlamaDecoderLayer has another graph definition by loop" in problem for problem in execution.scan_and_loop(llama).problems)
+    assert any("LlamaDecoderLayer has another graph definition by loop" in problem for problem in execution.scan_and_loop_forms(llama))
 
 
 def test_an_index_kept_in_layers_is_named():

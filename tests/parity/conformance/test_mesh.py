@@ -49,6 +49,7 @@ def test_a_mesh_with_its_devices_reordered_is_noticed(driver):
     assert one_mesh.foreign_meshes(small(reordered), driver) == ["model.mesh is on devices 3, 2, 1, 0, not the driver's mesh"]
 
 
+@pytest.mark.slow
 def test_a_slice_that_builds_a_mesh_of_its_own_is_noticed(llama, monkeypatch):
     right = Subject.create
     reordered = build_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4][::-1])
@@ -86,6 +87,7 @@ def test_weights_that_stay_whole_are_named_and_odd_ones_told(driver):
     assert spread.replicated(model, placed, driver) == (["whole [16, 16]"], ["odd [17, 19]"])
 
 
+@pytest.mark.slow
 def test_a_replicated_big_weight_and_a_wrong_forward_are_rejected(llama, monkeypatch):
     right = modeling_llama.LlamaSharding.weight
 

@@ -11,6 +11,7 @@ from labkit.parity.conformance import trainable
 from labkit.parity.conformance.subject import Subject
 
 
+@pytest.mark.slow
 def test_a_right_slice_passes_and_says_how_small_its_smallest_gradient_is(llama):
     found = trainable.check(llama)
     assert not found.problems and not found.notes and 1e-12 < found.value < 1
@@ -53,6 +54,7 @@ def test_a_gradient_cut_off_is_named_by_parameter_and_layer(llama, monkeypatch):
     assert [p.split(" is ")[0] for p in found.problems] == [f"the gradient of layers.mlp.up_proj.kernel, layer {n}" for n in (0, 1)]
 
 
+@pytest.mark.slow
 def test_one_expert_without_a_gradient_is_named(mixture, monkeypatch):
     right = modeling_qwen3_moe.apply_experts
 

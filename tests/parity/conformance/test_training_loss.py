@@ -27,19 +27,21 @@ def masked(model, batch):
     return loss - model.config.router_aux_loss_coef * aux["moe_lb_loss"] / share * (1 - share), aux
 
 
+@pytest.mark.slow
 def test_a_mixture_and_a_dense_family_pass(mixture, llama):
     for subject in (mixture, llama):
         found = training_loss.check(subject)
         assert not found.problems and found.value <= 1e-12
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=[] if f == "targets mask attention" else pytest.mark.slow) for f in FAULTS])
 def test_a_wrong_loss_is_rejected(mixture, monkeypatch, fault):
     loss, words = FAULTS[fault]
     monkeypatch.setattr(Subject, "loss_fn", property(lambda self: (loss, True)))
     assert any(words in problem for problem in training_loss.check(mixture).problems)
 
 
+@pytest.mark.slow
 def test_targets_that_mask_the_auxiliary_loss_are_rejected(mixture, monkeypatch):
     monkeypatch.setattr(Subject, "loss_fn", property(lambda self: (masked, True)))
     assert any("moe_lb_loss with half of the targets counted" in problem for problem in training_loss.check(mixture).problems)

@@ -18,31 +18,43 @@ REMAT_PRIMITIVES = ("checkpoint", "remat", "remat2")
 
 def scan_and_loop(subject) -> Found:
     """Check 3. value: the worst relative error of logits, loss and gradients."""
-    found = Found()
-    scan, loop = (_traced(subject, scan=by) for by in (True, False))
-    found.problems += _same_modules(scan, loop, "by loop")
-    repeated = {path for path, placed in subject.placements.items() if len(placed.layers) > 1}
-    found.problems += [f"by scan, the program does not scan over {path}" for path in sorted(repeated - scan.scanned)]
-    found.problems += [f"by loop, the program scans over {path}" for path in sorted(loop.scanned)]
-    found.problems += own_indices(subject.model, subject.config.plan)
-    if not repeated:
+    found = Found(problems=scan_and_loop_forms(subject))
+    if not _repeated(subject):
         found.notes.append("no segment of the plan repeats: there is nothing to scan over")
     _same_results(found, subject.step(scan=False), subject.step(), "by loop")
     return found
 
 
+def scan_and_loop_forms(subject) -> list[str]:
+    """What the two programs have wrong, from their traces alone."""
+    scan, loop = (_traced(subject, scan=by) for by in (True, False))
+    problems = _same_modules(scan, loop, "by loop")
+    problems += [f"by scan, the program does not scan over {path}" for path in sorted(_repeated(subject) - scan.scanned)]
+    problems += [f"by loop, the program scans over {path}" for path in sorted(loop.scanned)]
+    return problems + own_indices(subject.model, subject.config.plan)
+
+
+def _repeated(subject) -> set[str]:
+    return {path for path, placed in subject.placements.items() if len(placed.layers) > 1}
+
+
 def remat(subject) -> Found:
     """Check 4. value: the worst relative error over the policies."""
-    found, plain = Found(), _traced(subject, scan=True)
+    found = Found(problems=[problem for policy in REMAT_POLICIES for problem in remat_form(subject, policy)])
     for policy in REMAT_POLICIES:
-        traced = _traced(subject, scan=True, remat=policy)
-        found.problems += _same_modules(plain, traced, f"under remat {policy!r}")
-        if traced.tags != plain.tags:
-            found.problems.append(f"remat {policy!r} renames: {', '.join(sorted(traced.tags ^ plain.tags))}")
-        if not sum(map(traced.count, REMAT_PRIMITIVES)) > sum(map(plain.count, REMAT_PRIMITIVES)):
-            found.problems.append(f"remat {policy!r} changes nothing in the program: it is not applied")
         _same_results(found, subject.step(remat=policy), subject.step(), f"under remat {policy!r}")
     return found
+
+
+def remat_form(subject, policy: str) -> list[str]:
+    """What a policy's program has wrong, from its trace alone."""
+    plain, traced = _traced(subject, scan=True), _traced(subject, scan=True, remat=policy)
+    problems = _same_modules(plain, traced, f"under remat {policy!r}")
+    if traced.tags != plain.tags:
+        problems.append(f"remat {policy!r} renames: {', '.join(sorted(traced.tags ^ plain.tags))}")
+    if not sum(map(traced.count, REMAT_PRIMITIVES)) > sum(map(plain.count, REMAT_PRIMITIVES)):
+        problems.append(f"remat {policy!r} changes nothing in the program: it is not applied")
+    return problems
 
 
 def own_indices(model, plan) -> list[str]:
