@@ -142,3 +142,31 @@ def test_traffic_counts_slices_and_leaves_out_the_chips_own_memory(read):
     elsewhere = parse_module(PROGRAM.replace("%done = bf16[8,16]{1,0} fusion", "%done = bf16[8,16]{1,0:S(1)} fusion"))
     less = {t.instruction: t for t in hbm_traffic(elsewhere, count_executions(elsewhere))}
     assert less["dot.2"].bytes == 6 * 8 * 2 + x
+
+
+def test_a_scatter_costs_what_it_changes():
+    text = """HloModule m
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%scattered (into: f32[1000,8], rows: s32[4], updates: f32[4,8]) -> f32[1000,8] {
+  %into = f32[1000,8]{1,0} parameter(0)
+  %rows = s32[4]{0} parameter(1)
+  %updates = f32[4,8]{1,0} parameter(2)
+  ROOT %scatter.1 = f32[1000,8]{1,0} scatter(%into, %rows, %updates), update_window_dims={1}, to_apply=%add
+}
+
+ENTRY %main (a: f32[1000,8], b: s32[4], c: f32[4,8]) -> f32[1000,8] {
+  %a = f32[1000,8]{1,0} parameter(0)
+  %b = s32[4]{0} parameter(1)
+  %c = f32[4,8]{1,0} parameter(2)
+  ROOT %out = f32[1000,8]{1,0} fusion(%a, %b, %c), kind=kCustom, calls=%scattered
+}
+"""
+    module = parse_module(text)
+    (traffic,) = hbm_traffic(module, count_executions(module))
+    assert traffic.bytes == 3 * 4 * 8 * 4 + 4 * 4, "rows read, written, the updates and the indices"

@@ -163,6 +163,8 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         return 2 * _in_hbm(instruction.shape)
     if opcode == "dynamic-update-slice":
         return 2 * _in_hbm(operands[1])
+    if opcode == "scatter":
+        return sum(map(_in_hbm, operands[1:])) + 2 * _in_hbm(operands[-1])
     return sum(map(_in_hbm, operands)) + _in_hbm(instruction.shape)
 
 
@@ -176,6 +178,8 @@ def _read(module: Module, computation: Computation, value: Instruction) -> int:
             total += sum(array.nbytes for array in leaves(user.shape))
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue
+        elif user.opcode == "scatter" and user.operands[0] == value.name:
+            total += _updates(computation, user)
         elif user.opcode in ("tuple", "get-tuple-element") or user.opcode.removesuffix("-start") in COLLECTIVES or _is_bookkeeping(user):
             continue
         elif user.opcode in _ELEMENT_BY_ELEMENT and not user.is_root:
@@ -188,6 +192,12 @@ def _read(module: Module, computation: Computation, value: Instruction) -> int:
     return total
 
 
+def _updates(computation: Computation, update: Instruction) -> int:
+    """Bytes that an update in place changes: of a slice, or of a scatter of one array."""
+    name = update.operands[1 if update.opcode == "dynamic-update-slice" else -1]
+    return sum(array.nbytes for array in leaves(computation.by_name[name].shape))
+
+
 def _written(computation: Computation, root: Instruction, shape, in_place: set[tuple[int, ...]], at: tuple[int, ...] = ()) -> int:
     """Bytes that a fusion writes to HBM: where its result is an update in place, the update; what an operand's memory holds already is not written."""
     if isinstance(shape, tuple):
@@ -195,8 +205,8 @@ def _written(computation: Computation, root: Instruction, shape, in_place: set[t
         return sum(_written(computation, part, element, in_place, (*at, index)) for index, (part, element) in enumerate(zip(parts, shape)))
     if root.opcode == "parameter" or not _in_hbm(shape):
         return 0
-    if root.opcode == "dynamic-update-slice":
-        return sum(array.nbytes for array in leaves(computation.by_name[root.operands[1]].shape))
+    if root.opcode in ("dynamic-update-slice", "scatter"):
+        return _updates(computation, root)
     if root.opcode == "bitcast" and root.operands:
         return _written(computation, computation.by_name[root.operands[0]], shape, in_place, at)
     return 0 if at in in_place else _in_hbm(shape)
