@@ -14,6 +14,7 @@ from labkit.errors import InputError
 from labkit.hf import open_source
 from labkit.layers.stack import REMAT_POLICIES
 from labkit.layers.variables import Buffer
+from labkit.parity.conformance.subject import QUICK
 from labkit.train.data import PackedData, split_batch
 from labkit.train.engine import TrainingEngine, family_engine
 from labkit.train.loop import train_loop
@@ -43,7 +44,8 @@ def gradients_and_metrics(model, model_type, batch, *, engine=None):
     """Of one update by plain gradient descent: the parameters' change over the learning rate is the gradient."""
     parts, params, frozen = split_model(model)
     optimizer = optax.sgd(1.0)
-    run = jax.jit(functools.partial(train_step, parts=parts, engine=engine or family_engine(model_type), optimizer=optimizer))
+    step = functools.partial(train_step, parts=parts, engine=engine or family_engine(model_type), optimizer=optimizer)
+    run = jax.jit(step, compiler_options=QUICK)
     state, metrics = run(new_state(params, optimizer), frozen, batch)
     return {name: np.asarray(params[name] - state.params[name]) for name in params}, jax.tree.map(np.asarray, metrics)
 

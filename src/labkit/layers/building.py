@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from labkit.layers.linear import dot_general_by_rows
 from labkit.layers.modules import Conv1d, HeadBias, LayerNorm, TorchRMSNorm
 from labkit.layers.plan import LayerPlan
 from labkit.layers.precision import wide_dtype
@@ -83,6 +84,7 @@ class Build:
             use_bias=bool(bias),
             dtype=wide_dtype(self.dtype) if wide else self.dtype,
             param_dtype=self._kept(wide),
+            dot_general=dot_general_by_rows,
             kernel_metadata=self._metadata((in_features, out_features), axes or ("embed", "mlp"), f"{name}.kernel", wide),
             rngs=self.rngs,
             **more,

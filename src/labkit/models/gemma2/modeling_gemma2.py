@@ -15,7 +15,7 @@ from flax import nnx
 
 from labkit.layers.attention import NO_WINDOW, attend, causal_mask, locate_tokens
 from labkit.layers.cache import DecoderCache, KVCache
-from labkit.layers.linear import linear
+from labkit.layers.linear import Embed, linear
 from labkit.layers.norms import UnitOffsetRMSNorm
 from labkit.layers.outputs import pack_outputs
 from labkit.layers.plan import LayerPlan
@@ -83,7 +83,7 @@ class Gemma2Sharding(Sharding):
         return cls(dict(mesh.shape), vocab_size=config.vocab_size, num_heads=config.num_attention_heads, num_kv_heads=config.num_key_value_heads)
 
 
-class Gemma2TextScaledWordEmbedding(nnx.Embed):
+class Gemma2TextScaledWordEmbedding(Embed):
     """Token embeddings times sqrt(hidden); `attend`, the tied head, is without the factor."""
 
     def __init__(self, config, *, sharding, rngs):
