@@ -1,7 +1,7 @@
 """A training step of SmolLM2-135M in float32 against PyTorch's forward and backward, both sides in one run, in turn; medians.
 
-`python tests/benchmarks/training.py` prints the table. Ours is the whole update that `labkit train` runs (loss, gradients, clipping, AdamW, new parameters); the
-reference runs as users run it: transformers with its default attention, `loss.backward()`, no optimiser.
+`python tests/benchmarks/training.py` prints the table. Ours is the whole update that `labkit train` runs (loss, gradients, clipping, AdamW, new parameters);
+the reference runs as users run it: transformers with its default attention, `loss.backward()`, no optimiser.
 """
 
 import os
@@ -20,7 +20,7 @@ def sides(model: str = "smollm2-135m"):
     import jax.numpy as jnp
     import numpy as np
     import torch
-    from flax import nnx
+    from transformers import AutoModelForCausalLM
 
     from labkit.converters import load_model
     from labkit.hf.source import open_source
@@ -30,7 +30,6 @@ def sides(model: str = "smollm2-135m"):
     from labkit.train.parts import split_model
     from labkit.train.settings import TrainSettings
     from labkit.train.step import batch_shardings
-    from transformers import AutoModelForCausalLM
 
     source = open_source(model)
     ours, config, _ = load_model(source, dtype=jnp.float32)
@@ -83,9 +82,7 @@ def rows(model: str = "smollm2-135m") -> list[dict]:
     for name, ours, theirs in sides(model):
         a, b = measure(ours, theirs)
         limit = f"time at most {LIMIT} x"
-        found.append(
-            {"name": f"{name}, {SEQUENCES} x {LENGTH} tokens", "ours": a, "theirs": b, "ratio": a / b, "limit": limit, "holds": a / b <= LIMIT}
-        )
+        found.append({"name": f"{name}, {SEQUENCES} x {LENGTH} tokens", "ours": a, "theirs": b, "ratio": a / b, "limit": limit, "holds": a / b <= LIMIT})
     return found
 
 
