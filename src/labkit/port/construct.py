@@ -74,7 +74,8 @@ class InitRewriter(Rewriter):
             # The expected value: what a checkpoint fills needs a shape and no luck.
             return f"np.full({self._shape(node.args, node)}, {0.5 if short == 'rand' else 0.0}, dtype={self.wide_dtype()})"
         if short == "Parameter" and self._is_torch(node.func):
-            return self.parameter(node.args[0], node)
+            frozen = any(k.arg == "requires_grad" and isinstance(k.value, ast.Constant) and k.value.value is False for k in node.keywords)
+            return self.buffer(node, self.attribute, node.args[0]) if frozen else self.parameter(node.args[0], node)
         if short == "Buffer" and self._is_torch(node.func):
             return self.buffer(node, self.attribute, node.args[0])
         return super().x_Call(node)

@@ -11,6 +11,9 @@ from labkit.port.rewrite import Rewriter
 from labkit.port.trim import names_in
 from labkit.port.values import CACHE_NAMES, Folded
 
+_STATES = {"update_conv_state", "update_recurrent_state", "keep_state", "store_compression_weights"}
+"""Calls on the cache by which a layer keeps what depends on all tokens before."""
+
 
 def emit_modeling(context, model_type: str, tree, entry_key: str):
     """(text, refusals)."""
@@ -386,7 +389,9 @@ class Emitter:
         stores = {n.id for n in ast.walk(folded.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         used = names_in(folded.node)
         self.t.needs.use("labkit.layers.decoding", "DecoderCall")
+        apart = [f"    @{self.t.needs.use('labkit.layers.packing', 'apart_when_packed')}"] if self._keeps_a_state() else []
         lines = [
+            *apart,
             "    def __call__(self, tokens, positions=None, segment_ids=None, cache=None, return_aux=False, *, scan=True, remat=None):",
             '        """tokens int [batch, length] -> logits [batch, length, vocab][, aux][, cache].',
             "",
@@ -402,6 +407,11 @@ class Emitter:
                 rewriter.renames[name] = text
         rewriter.returned = lambda node: f"cache.outputs({rewriter.expr(node.value)}, return_aux)"
         return lines + self.guarded("__call__", lambda: rewriter.block(folded.node.body, "        "))
+
+    def _keeps_a_state(self) -> bool:
+        """Some layer carries more along a row than keys and values, which no mask keeps from the next segment."""
+        calls = [n for key in self.reached for n in ast.walk(self.t.functions[key].node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        return any(call.func.attr in _STATES for call in calls)
 
     def _keeps_keys(self) -> bool:
         """Some layer keeps keys: a mask is over all of them, else over the tokens of the call."""
