@@ -13,8 +13,8 @@ class Layers(Phase):
     """The component checklist on a tiny configuration and on the subset's real weights."""
 
     number, name, title = 2, "layers", "every component against the reference's own module, isolated, in float64"
-    cells = ("measure", "tiny", "subset", "by_layer", "control")
-    floors = ("hf", "layers", "models", "converters", "parity")
+    cells = ("measure", "tiny", "subset", "by_layer", "control", "conformance")
+    floors = ("hf", "layers", "models", "converters", "train", "scale", "parity")
     helpers = ("discover.py", "matrix.py")
 
     def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False, batch: int = 2, length: int = 24, limit: float = 1e-9):
@@ -79,6 +79,25 @@ class Layers(Phase):
             title="Negative control",
             items=[Text(words="A check that nothing fails proves nothing: here everything is right except one number."), *items],
         )
+
+    @cell
+    def conformance(self) -> Section:
+        """The eight checks that every slice passes, on the tiny configuration, over devices that this host pretends to have."""
+        from labkit.parity.worker import run_job
+
+        with self.progress("conformance") as progress:
+            job = {"kind": "conformance", "source": f"tiny:{self.source.config.model_type}", "checks": list(range(1, 9))}
+            checks = run_job(job, progress=progress, devices=8)["conformance"]["checks"]
+        for check in checks:
+            name, reason = f"check {check['number']}, {check['name']}", check["reason"]
+            self.gate(name, check["passed"], check["value"], check["limit"] or None, reason or "tiny configuration")
+            if not check["passed"]:
+                fix = f"look at {check['place']}" if check["place"] else ""
+                self.finding(check["name"], reason, f"conformance check {check['number']}, tiny configuration", fix)
+        rows = [[c["number"], c["name"], c["passed"], c["value"], c["limit"], c["seconds"], c["note"]] for c in checks]
+        columns = ["check", "what", "holds", "value", "limit", "seconds", "declared"]
+        self.command("the whole suite and its perturbations", f"labkit conform {self.source.config.model_type}")
+        return Section(title="Conformance", items=[Table(title="Eight checks, tiny configuration", columns=columns, rows=rows)])
 
     def _checklist(self, on: str) -> Section:
         table = self.results[on]["table"]
