@@ -59,8 +59,8 @@ def test_an_error_in_one_step_leaves_the_others(monkeypatch):
 
 
 def test_a_family_that_is_not_there_fails_and_says_so():
-    found = by_name(prove("olmo2", {"one": ["tiny:olmo2"]}))
-    assert found["build"].passed and not found["load"].passed and "no slice for model type 'olmo2'" in found["load"].reason
+    found = by_name(prove("persimmon", {"one": ["tiny:persimmon"]}))
+    assert found["build"].passed and not found["load"].passed and "no slice for model type 'persimmon'" in found["load"].reason
     assert found["prefill"].reason == "not tried: the model was not loaded"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from labkit.errors import BlockedError, InputError, LabError
 from labkit.hf.threads import PATIENT
 from labkit.lab import handover, records
-from labkit.lab.phases import PHASES, phase_class
+from labkit.lab.phases import PHASES, PROVING, phase_class
 from labkit.lab.phases.base import identity, inputs_fingerprint
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Failure, Record, Records, Status
@@ -43,7 +43,7 @@ class Outcome:
 def run(
     model: str,
     *,
-    phases: Iterable[int] = tuple(PHASES),
+    phases: Iterable[int] = PROVING,
     parameters: dict[str, str] | None = None,
     handovers: Path | None = None,
     force: bool = False,

@@ -17,8 +17,8 @@ def test_eight_checks_and_what_stands_beside_them():
 def test_an_unknown_check_and_an_unknown_family_are_told():
     with pytest.raises(InputError, match="there is no check 9"):
         conformance(TINY, checks=[9])
-    found = conformance("tiny:olmo2", checks=[2])
-    assert not found.passed and "no slice for model type 'olmo2'" in found.checks[0].reason
+    found = conformance("tiny:persimmon", checks=[2])
+    assert not found.passed and "no slice for model type 'persimmon'" in found.checks[0].reason
 
 
 def test_a_check_that_raises_is_its_own_failure(monkeypatch):
