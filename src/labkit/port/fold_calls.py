@@ -33,7 +33,10 @@ class FoldCalls:
         if name in ("partial", "functools.partial") and node.args and self.program.resolve(self._current.file, name.split(".")[0]).file == "functools":
             return self._partial(node, env)
         node = clone(node)
-        node.keywords = [k for k in node.keywords if k.arg not in ("device", "non_blocking", "memory_format", "pin_memory", "requires_grad")]
+        dropped = {"device", "non_blocking", "memory_format", "pin_memory", "requires_grad"}
+        if ast.unparse(node.func).rpartition(".")[2] == "Parameter":
+            dropped.remove("requires_grad")  # what is not trained is a buffer
+        node.keywords = [k for k in node.keywords if k.arg not in dropped]
         kwarg = self._current.original.args.kwarg.arg if self._current.original.args.kwarg else None
         if kwarg and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id == kwarg:
             return self._from_kwargs(node, env)
