@@ -223,7 +223,9 @@ def frozen_topk_job(source, *, progress, batch: int = 2, length: int = 64, seed:
     progress(0.4, "the reference in bfloat16")
     own = Reference.load(source.path, "bfloat16").logits(tokens)
     progress(0.6, "our model, free and with the reference's routing")
-    report = frozen_topk(model, captured, tokens, own_logits=own)
+    # As the bfloat16 verdict runs it: in the worker's strict promotion the reference's own mixing of bfloat16 and float32 would be refused.
+    with jax.numpy_dtype_promotion("standard"):
+        report = frozen_topk(model, captured, tokens, own_logits=own)
     by_layer = lambda agreement: [[next(int(p) for p in name.split(".") if p.isdigit()), value] for name, value in agreement.items()]
     return {
         "agreement": by_layer(report.agreement),
