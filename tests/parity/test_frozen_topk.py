@@ -10,6 +10,7 @@ from labkit.errors import GateError, InputError
 from labkit.hf import open_source
 from labkit.hf.reference import Reference
 from labkit.parity.compare import relative_error
+from labkit.parity import frozen_topk as frozen_module
 from labkit.parity.frozen_topk import FrozenTopK, frozen_topk, run_routed
 from labkit.port.slices import ensure_slice
 
@@ -80,6 +81,16 @@ def test_choices_of_other_tokens_are_seen(source, tokens, captured):
     assert relative_error(run_routed(model, tokens, moved).logits, captured.outputs["logits"]) > 1e-2
     with pytest.raises(GateError, match="choices are imposed on layers.0.mlp.gate"):
         run_routed(model, tokens[:, :20], frozen)
+
+
+def test_a_router_that_does_not_choose_the_largest_logits_has_no_margin():
+    logits = np.array([[3.0, 2.9, 1.0], [0.0, 1.0, 2.0]])
+    theirs = FrozenTopK({"layers.4.gate": np.array([[0], [2]])}, {}, {"layers.4.gate": logits})
+    ours = FrozenTopK({"layers.4.gate": np.array([[1], [2]])}, {}, {"layers.4.gate": logits + 0.06 * np.array([-1, 1, 1])})
+    (flip,) = frozen_module._flips(ours, theirs)
+    assert (flip.layer, flip.position, flip.ours, flip.reference) == (4, 0, (1,), (0,)) and abs(flip.margin - 0.1) < 1e-9 and abs(flip.noise - 0.06) < 1e-9
+    corrected = FrozenTopK({"layers.4.gate": np.array([[0], [0]])}, {}, theirs.logits)
+    assert [flip.margin for flip in frozen_module._flips(ours, corrected)] == [None, None]
 
 
 def test_a_dense_model_has_no_routing():
