@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import labkit
 from labkit import cli
+from labkit.cli.shared import only
 from labkit.lab import families
 from tests.lab.samples import complete
 from tests.port import fake
@@ -97,7 +98,7 @@ def test_inspect_of_a_family_that_cannot_be_translated_is_blocked_with_facts(cap
 
 
 def test_only_lets_nothing_else_reach_stdout(capfd):
-    with cli._only(True) as emit:
+    with only(True) as emit:
         print("a library talks")
         os.write(1, b"C code talks\n")
         emit({"x": 1})

@@ -9,7 +9,7 @@ DESIGN, HEADING = PACKAGE / "DESIGN.md", "## Every file, one line each\n"
 
 def listing() -> str:
     """One list item per Python file, in floor order."""
-    floors = ["errors.py", "hf", "layers", "models", "converters", "train", "scale", "parity", "port", "lab", "cli.py"]
+    floors = ["errors.py", "hf", "layers", "models", "converters", "train", "scale", "parity", "port", "lab", "cli"]
     files = sorted(PACKAGE.rglob("*.py"), key=lambda path: (floors.index(place) if (place := path.relative_to(PACKAGE).parts[0]) in floors else -1, path))
     lines = []
     for path in files:

@@ -82,26 +82,15 @@ def convert(
     kept = kept_files(source.path)
     findings = source_findings(source, family, config, audit.expansion)
     narrowed = _narrowed(audit.expansion.assignments, placed, source.tensors, stored)
-    metadata = {
-        "schema": SCHEMA,
-        "family": family.name,
-        "model": source.model,
-        "name": source.name,
-        "slug": source.slug,
+    metadata = described(source, family, audit.expansion, kept) | {
         "origin": source.origin,
         "fingerprint": source.fingerprint,
         "scan": scan,
         "dtype": None if dtype is None else dtype.name,
-        "config": {"raw": source.config.raw, "effective": effective_config(source, family), "defaults": source.config.defaults},
         "parameters": {path: list(shape) for path, shape in abstract.shapes.items()},
-        "layouts": {", ".join(a.rule.targets): list(a.layout.sources) for a in audit.expansion.assignments},
         "tensors": {n: {"dtype": i.dtype, "shape": list(i.shape), "shard": str(i.shard.relative_to(source.path))} for n, i in disk_order(source.tensors)},
-        "dropped": {n: {"nbytes": source.tensors[n].nbytes, "reason": f"tied to {e.to}"} for n, e in audit.expansion.tied.items()}
-        | {n: {"nbytes": source.tensors[n].nbytes, "reason": e.reason} for n, e in audit.expansion.ignored.items()},
         "narrowed": {name: list(pair) for name, pair in narrowed.items()},
         "findings": findings,
-        "files": [path.name for path in kept],
-        "versions": {name: importlib.metadata.version(name) for name in ("orbax-checkpoint", "flax", "jax", "transformers")},
     }
     with output_folder(out, replace) as folder:
         ensure_free(folder, total + sum(p.stat().st_size for p in kept) + MARGIN)
@@ -116,6 +105,23 @@ def convert(
         (folder / METADATA).write_text(json.dumps(metadata, indent=1))
         writer.close({"labkit": {k: metadata[k] for k in ("schema", "family", "name", "fingerprint", "scan", "dtype", "narrowed", "dropped", "versions")}})
     return Conversion(out, family.name, scan, metadata["dtype"], len(placed), len(source.tensors), total, audit, narrowed, findings)
+
+
+def described(source, family, expansion, kept) -> dict:
+    """What the metadata of every checkpoint of a source says alike: whose it is, its config, which layout each rule took, what is not stored and why."""
+    return {
+        "schema": SCHEMA,
+        "family": family.name,
+        "model": source.model,
+        "name": source.name,
+        "slug": source.slug,
+        "config": {"raw": source.config.raw, "effective": effective_config(source, family), "defaults": source.config.defaults},
+        "layouts": {", ".join(a.rule.targets): list(a.layout.sources) for a in expansion.assignments},
+        "dropped": {n: {"nbytes": source.tensors[n].nbytes, "reason": f"tied to {e.to}"} for n, e in expansion.tied.items()}
+        | {n: {"nbytes": source.tensors[n].nbytes, "reason": e.reason} for n, e in expansion.ignored.items()},
+        "files": [path.name for path in kept],
+        "versions": {name: importlib.metadata.version(name) for name in ("orbax-checkpoint", "flax", "jax", "transformers")},
+    }
 
 
 def entries(place: Placement):

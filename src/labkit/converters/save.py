@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -17,10 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from labkit.converters.arrays import common, first_non_finite
-from labkit.converters.checkpoint import HF_FILES, METADATA, SCHEMA, CheckpointWriter, read_metadata
-from labkit.converters.convert import MARGIN, disk_order, entries, kept_files, output_folder
+from labkit.converters.checkpoint import HF_FILES, METADATA, CheckpointWriter, read_metadata
+from labkit.converters.convert import MARGIN, described, disk_order, entries, kept_files, output_folder
 from labkit.converters.filling import abstract_model, state_arrays
-from labkit.converters.loading import effective_config, fit
+from labkit.converters.loading import fit
 from labkit.converters.placement import placements
 from labkit.errors import InputError
 from labkit.hf.safetensors_io import NAMES
@@ -81,20 +80,13 @@ def save(model, source, out: str | os.PathLike, *, training: dict, force: bool =
                     writer.write(*place.row(index), row)
                 if progress is not None:
                     progress(done, total)
-        metadata = {
-            "schema": SCHEMA,
-            "family": family.name,
-            "model": source.model,
-            "name": source.name,
-            "slug": source.slug,
+        metadata = described(source, family, expansion, kept) | {
             "origin": "trained",
             "fingerprint": digest.hexdigest(),
             "trained": {"from": source.fingerprint, **training},
             "scan": True,
             "dtype": None,
-            "config": {"raw": source.config.raw, "effective": effective_config(source, family), "defaults": source.config.defaults},
             "parameters": {path: list(array.shape) for path, array in arrays.items()},
-            "layouts": {", ".join(a.rule.targets): list(a.layout.sources) for a in expansion.assignments},
             "tensors": {
                 name: {
                     "dtype": NAMES[stored[name]] if name in stored else info.dtype,
@@ -103,12 +95,8 @@ def save(model, source, out: str | os.PathLike, *, training: dict, force: bool =
                 }
                 for name, info in disk_order(source.tensors)
             },
-            "dropped": {n: {"nbytes": source.tensors[n].nbytes, "reason": f"tied to {e.to}"} for n, e in expansion.tied.items()}
-            | {n: {"nbytes": source.tensors[n].nbytes, "reason": e.reason} for n, e in expansion.ignored.items()},
             "narrowed": {},
             "findings": [],
-            "files": [path.name for path in kept],
-            "versions": {name: importlib.metadata.version(name) for name in ("orbax-checkpoint", "flax", "jax", "transformers")},
         }
         if writing:
             (folder / HF_FILES).mkdir()

@@ -1,19 +1,15 @@
 """The board: every decoder of text that the installed transformers has, translated and proven, one process per type, forked where the imports are done."""
 
 import json
-import multiprocessing
 import os
-import signal
-import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.hf import architectures
-from labkit.hf.threads import PATIENT
+from labkit.lab.one_per_process import row_apart, rows_of
+from labkit.lab.one_per_process import workers as _workers
 from labkit.lab.places import PACKAGE
 
 TIME_LIMIT = 180.0
@@ -115,8 +111,9 @@ def board(
 ) -> Board:
     """Prove each type in a process of its own, `jobs` at a time.
 
-    types: all decoder-only types when empty. out: a file that gets one JSON line per type as it ends. apart: True for the held-out types and no other, False for the others, None for all. resume: keep the
-    lines that `out` holds and prove the rest. options: further arguments of `labkit.port.proof`. Raises InputError for a type that is no decoder of text.
+    types: all decoder-only types when empty. out: a file that gets one JSON line per type as it ends. apart: True for the held-out types and no other, False
+    for the others, None for all. resume: keep the lines that `out` holds and prove the rest. options: further arguments of `labkit.port.proof`. Raises
+    InputError for a type that is no decoder of text.
     """
     from labkit.hf.decoder_types import decoder_only_types
 
@@ -130,27 +127,11 @@ def board(
         out.parent.mkdir(parents=True, exist_ok=True)
         _write(out, rows.values())
     waiting = [name for name in chosen if name not in rows]
-    running: set = set()
-    try:
-        with ThreadPoolExecutor(max(1, jobs)) as pool:
-            futures = {pool.submit(_prove, name, time_limit, tuple(options), running): name for name in waiting}
-            try:
-                for index, future in enumerate(as_completed(futures), 1):
-                    name, row = futures[future], future.result()
-                    rows[name] = row
-                    if out is not None:
-                        with out.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(row) + "\n")
-                    say(f"[{index}/{len(waiting)}] {name}: {'proven' if row['passed'] else 'NOT proven'}, {row['seconds']:.1f} s  {reason(row)}".rstrip())
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                for process in list(running):
-                    _end(process)
-                raise
-    finally:
-        for process in list(running):
-            _end(process)
+
+    def told(index: int, count: int, name: str, row: dict) -> None:
+        say(f"[{index}/{count}] {name}: {'proven' if row['passed'] else 'NOT proven'}, {row['seconds']:.1f} s  {reason(row)}".rstrip())
+
+    rows |= rows_of(waiting, lambda name, running: _prove(name, time_limit, tuple(options), running), jobs=jobs, out=out, say=told)
     return Board([rows[name] for name in chosen], excluded if not types else {}, kept_apart)
 
 
@@ -185,41 +166,10 @@ def _write(out: Path, rows: Iterable[dict]) -> None:
     os.replace(temporary, out)
 
 
-def _workers():
-    """Where workers are forked from: a server that has imported what a proof needs, which takes longer than many proofs."""
-    os.environ |= {name: value for name, value in PATIENT.items() if name not in os.environ}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["labkit.port.proof_imports"])
-    return context
-
-
 def _prove(model_type: str, time_limit: float, options: tuple[str, ...], running: set) -> dict:
     """The row of one type, whatever becomes of its process."""
-    with tempfile.TemporaryDirectory(prefix="labkit-board-") as folder:
-        result, log = Path(folder) / "result.json", Path(folder) / "log"
-        log.touch()
-        process = _workers().Process(target=_worker, args=(_proof, [model_type, "--json", str(result), *options], str(log)))
-        process.start()
-        running.add(process)
-        try:
-            process.join(time_limit)
-            if process.is_alive():
-                return _lost(model_type, f"took longer than {time_limit:g} seconds and was stopped", _tail(log, "pass", "FAIL"), time_limit)
-        finally:
-            _end(process)
-            running.discard(process)
-        if result.is_file():
-            return {"seconds": 0.0} | json.loads(result.read_text(encoding="utf-8"))
-        return _lost(model_type, f"the worker ended with code {process.exitcode}", _tail(log), 0.0)
-
-
-def _worker(work: Callable[[list[str]], int], arguments: list[str], log: str) -> None:
-    """What a forked process does: work in a session of its own, its words in `log`."""
-    os.setsid()
-    sys.stdout = sys.stderr = open(log, "w", buffering=1)
-    for stream in (1, 2):
-        os.dup2(sys.stdout.fileno(), stream)
-    sys.exit(work(arguments))
+    lost = lambda what, last, seconds: _lost(model_type, what, last, seconds)
+    return {"seconds": 0.0} | row_apart(_proof, [model_type, *options], time_limit=time_limit, running=running, lost=lost, context=_workers())
 
 
 def _proof(arguments: list[str]) -> int:
@@ -231,18 +181,3 @@ def _proof(arguments: list[str]) -> int:
 def _lost(model_type: str, what: str, last: str, seconds: float) -> dict:
     error = {"what": f"{what}{f'; last: {last}' if last else ''}", "where": "", "next": f"run python -m labkit.port.proof {model_type}"}
     return {"model_type": model_type, "kind": "", "passed": False, "translated": None, "steps": [], "error": error, "seconds": seconds}
-
-
-def _tail(log: Path, *starts: str) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and (not starts or line.startswith(starts))]
-    return " ".join(lines[-1].split())[:200] if lines else ""
-
-
-def _end(process) -> None:
-    """Stop a worker and whatever it started."""
-    if process.is_alive():
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # not yet in a session of its own
-            process.kill()
-    process.join()

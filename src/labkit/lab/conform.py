@@ -3,19 +3,14 @@
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import LabError
-from labkit.hf.threads import PATIENT
 from labkit.lab.garden import Garden, summary
-from labkit.lab.places import PACKAGE
+from labkit.lab.one_per_process import row_apart, rows_of
 
 TIME_LIMIT = 900.0
 
@@ -82,74 +77,24 @@ def conform(
     """
     from labkit.parity.conformance.sources import NAMED
 
-    chosen, options, rows = list(dict.fromkeys(types)) or list(NAMED), options or Options(), {}
-    running: set[subprocess.Popen] = set()
+    chosen, options = list(dict.fromkeys(types)) or list(NAMED), options or Options()
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text("", encoding="utf-8")
-    try:
-        with ThreadPoolExecutor(max(1, jobs)) as pool:
-            futures = {pool.submit(_apart, name, options, time_limit, running): name for name in chosen}
-            try:
-                for index, future in enumerate(as_completed(futures), 1):
-                    name, row = futures[future], future.result()
-                    rows[name] = row
-                    if out is not None:
-                        with out.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(row) + "\n")
-                    say(f"[{index}/{len(chosen)}] {Garden([row]).lines()[0]}")
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                for process in list(running):
-                    _end(process)
-                raise
-    finally:
-        for process in list(running):
-            _end(process)
+    told = lambda index, count, name, row: say(f"[{index}/{count}] {Garden([row]).lines()[0]}")
+    rows = rows_of(chosen, lambda name, running: _apart(name, options, time_limit, running), jobs=jobs, out=out, say=told)
     return Garden([rows[name] for name in chosen])
 
 
 def _apart(model_type: str, options: Options, time_limit: float, running: set) -> dict:
     """The row of one type, whatever becomes of its process."""
-    with tempfile.TemporaryDirectory(prefix="labkit-conform-") as folder:
-        result, log = Path(folder) / "result.json", Path(folder) / "log"
-        path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "labkit.lab.conform", model_type, "--json", str(result), *options.arguments()]
-        with log.open("wb") as file:
-            environment = PATIENT | os.environ | {"PYTHONPATH": path}
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-        running.add(process)
-        try:
-            process.wait(time_limit)
-        except subprocess.TimeoutExpired:
-            return _lost(model_type, f"took longer than {time_limit:g} seconds and was stopped; last: {_tail(log)}", time_limit)
-        finally:
-            _end(process)
-            running.discard(process)
-        if result.is_file():
-            return json.loads(result.read_text(encoding="utf-8"))
-        return _lost(model_type, f"the process ended with code {process.returncode}; last: {_tail(log)}", 0.0)
+    lost = lambda what, last, seconds: _lost(model_type, f"{what}; last: {last}", seconds)
+    return row_apart(main, [model_type, *options.arguments()], time_limit=time_limit, running=running, lost=lost)
 
 
 def _lost(model_type: str, what: str, seconds: float) -> dict:
     row = {"family": model_type, "source": "", "provenance": {}, "suites": [], "perturbations": [], "error": what}
     return row | summary(row) | {"seconds": seconds}
-
-
-def _tail(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Stop a process and whatever it started."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,8 +19,8 @@ import numpy as np
 from labkit.errors import InputError, LabError
 from labkit.parity.compare import relative_error
 from labkit.parity.components import EXACT_LIMIT
+from labkit.parity.preparation import DEVICES, prepare
 
-DEVICES = 8
 MESHES = ((1, 8, 1, 1), (1, 2, 2, 2), (2, 2, 2, 1), (1, 1, 8, 1), (1, 1, 1, 8))
 """Sizes of data, fsdp, tensor and expert."""
 
@@ -322,23 +322,6 @@ def count_dispatches(model, tokens) -> int:
         return sum(equation.primitive.name == "shard_map" for equation in jaxpr.eqns) + sum(count(part) for part in inner)
 
     return count(closed.jaxpr)
-
-
-def prepare() -> None:
-    """Make this process one for mesh parity, before anything is computed: CPU, eight devices, compiled code shared through the scratch folder."""
-    import os
-
-    from labkit.hf.scratch import scratch_dir
-
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # tiny models: compiling takes longer than running
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the partitioner remarks on every gather from a table that it reshards
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={DEVICES}".strip()
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(scratch_dir() / "jax-cache"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(arguments: list[str] | None = None) -> int:

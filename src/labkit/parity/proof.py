@@ -250,7 +250,8 @@ class _Subject:
         if not apart > EXACT_LIMIT:
             return error, ""
         cached = relative_error(np.concatenate(ours, 1), np.concatenate(own, 1), mask)
-        return cached, f"the reference's cached decoding differs from its own full forward by {apart:.1e}; measured by its cached decoding (by the other: {error:.1e})"
+        told = f"the reference's cached decoding differs from its own full forward by {apart:.1e}; measured by its cached decoding (by the other: {error:.1e})"
+        return cached, told
 
     def padding(self):
         """Row 0 left-padded: the full forward, then through the cache; real tokens only. The note says when the reference itself is moved by padding."""

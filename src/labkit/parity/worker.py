@@ -15,6 +15,7 @@ from pathlib import Path
 
 from labkit.errors import BlockedError, BusyError, GateError, InputError, LabError
 from labkit.hf.threads import PATIENT
+from labkit.parity.preparation import device_flags
 
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
 _ERRORS = {cls.__name__: cls for cls in (LabError, InputError, BusyError, BlockedError, GateError)}
@@ -23,8 +24,8 @@ _ERRORS = {cls.__name__: cls for cls in (LabError, InputError, BusyError, Blocke
 def run_job(job: dict, *, progress=None, timeout: float | None = 3600, devices: int | None = None) -> dict:
     """Run a job in a process of its own and return its result, arrays under `arrays`.
 
-    devices: how many the host pretends to have (None: as the environment says). progress: called as progress(fraction, text). Raises the worker's own LabError, or LabError with the last words of a worker that died or overran `timeout`
-    seconds.
+    devices: how many the host pretends to have (None: as the environment says). progress: called as progress(fraction, text). Raises the worker's own LabError,
+    or LabError with the last words of a worker that died or overran `timeout` seconds.
     """
     folder = Path(tempfile.mkdtemp(prefix="labkit-job-"))
     try:
@@ -34,9 +35,7 @@ def run_job(job: dict, *, progress=None, timeout: float | None = 3600, devices: 
             PATIENT | _compilation_cache() | os.environ | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
         )
         if devices is not None:
-            # Programs over many pretended devices run once on few tokens: compiling them takes longer than running.
-            quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-            environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={devices}".strip()
+            environment["XLA_FLAGS"] = device_flags(devices, environment.get("XLA_FLAGS", ""))
         # Files instead of pipes for the error stream: a chatty library cannot block the worker.
         with open(folder / "stderr", "wb") as errors:
             process = subprocess.Popen(

@@ -10,8 +10,6 @@ from pathlib import Path
 from labkit.errors import LabError
 from labkit.port.slices import ensure_slice
 
-DEVICES = 8
-
 
 def configurations(model_type: str) -> dict[str, list[str]]:
     """The two configurations of a proof: shaped as the class's defaults, and without any coincidence in sizes."""
@@ -62,22 +60,15 @@ def prove(model_type: str, *, steps=None, configs=("default", "distinct"), trans
 
 
 def prepare() -> None:
-    """Make this process one for proofs, before anything is computed: CPU, eight devices, strict promotion, compiled code shared through the scratch folder."""
+    """Make this process one for proofs, before anything is computed: as every exact comparison, on one thread, with strict promotion."""
     import jax
 
-    from labkit.hf.scratch import scratch_dir
     from labkit.hf.threads import stay_on_one_thread
+    from labkit.parity import preparation
 
     stay_on_one_thread()  # the board runs one process per core
-
-    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # tiny models: compiling takes longer than running
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick} --xla_force_host_platform_device_count={DEVICES}".strip()
-    # Imported packages have read their environment already, so jax is told directly.
-    jax.config.update("jax_platforms", "cpu")
+    preparation.prepare()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(scratch_dir() / "jax-cache"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def main(arguments: list[str] | None = None) -> int:
