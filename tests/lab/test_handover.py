@@ -27,6 +27,16 @@ def test_the_five_sections_and_the_verdict_on_top(folder):
     assert "labkit run tiny:qwen3" in text
 
 
+@pytest.mark.parametrize("phase", [4, 5])
+def test_what_phase_5_finds_is_told_apart_from_the_proof(folder, phase):
+    Records(folder).write(record(phase, status=Status.BLOCKED, gates=[Gate(name="operations", passed=False, value=2.3, limit=1)]))
+    text = handover.render(folder).read_text()
+    if phase == 5:
+        assert "all 4 gates hold" in text and "1 of phase 5's gates do not hold" in text
+    else:
+        assert "The port is not proven: 1 of 4 gates do not hold." in text
+
+
 def test_rendering_is_a_pure_function_of_the_records(folder, tmp_path):
     first = handover.render(folder).read_bytes()
     assert handover.render(folder).read_bytes() == first

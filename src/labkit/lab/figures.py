@@ -73,6 +73,11 @@ def _axes(height: float, title: str):
     return canvas, axes
 
 
+def power_of_ten(value: float, _=None) -> str:
+    """A tick of a log axis as text: math text is off, because names come from outside."""
+    return f"10{str(round(np.log10(value))).translate(_SUPERSCRIPT)}"
+
+
 def parameter_share(parts: Mapping[str, int], unit: str = "parameters") -> Drawing:
     """Horizontal bars, largest first: each component's count and share. parts: component -> count."""
     parts = dict(sorted(((k, v) for k, v in parts.items() if v), key=lambda kv: -kv[1]))
@@ -143,7 +148,7 @@ def kl_by_position(
         axes.axhline(value, color=GREY, lw=1, ls=(0, (4, 3)))
         axes.text(longest, value, f"{visible(name)} ", color="#5B616A", va="bottom", ha="right", fontsize=8.5)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"10{str(round(np.log10(value))).translate(_SUPERSCRIPT)}")
+    axes.yaxis.set_major_formatter(power_of_ten)
     axes.set_ylim(floor / 2, top * 20)
     axes.set_xlim(-0.5, longest + 0.5)
     axes.set_xlabel("position in the prompt, tokens")

@@ -135,7 +135,7 @@ def routing(agreement: Sequence[float], free: Sequence[float], frozen: Sequence[
     import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
-    from labkit.lab.figures import _STYLE, WIDTH
+    from labkit.lab.figures import _STYLE, WIDTH, power_of_ten
 
     with mpl.rc_context(_STYLE):
         canvas = Canvas(figsize=(WIDTH, 2.8))
@@ -145,10 +145,12 @@ def routing(agreement: Sequence[float], free: Sequence[float], frozen: Sequence[
         left.set_ylim(0, 108)
         left.set_ylabel("equal choices, percent")
         left.set_xlabel("mixture layer")
+        left.set_xticks(range(0, len(agreement), max(1, len(agreement) // 12)))
         floor = 1e-16
         for values, colour, name in ((free, ORANGE, "own choices"), (frozen, BLUE, "the reference's imposed")):
             right.plot(np.maximum(np.asarray(values, float), floor), color=colour, lw=1.1, label=f"{name} (mean {number(float(np.mean(values)))})")
         right.set_yscale("log")
+        right.yaxis.set_major_formatter(power_of_ten)
         right.minorticks_off()
         right.set_xlabel("position")
         right.set_ylabel("KL, nats")

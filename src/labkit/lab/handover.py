@@ -75,10 +75,15 @@ class Handover:
         return [g for record in self.records.values() for g in record.gates]
 
     @property
+    def proving_gates(self) -> list[Gate]:
+        """Those of the phases that prove the port; what phase 5 finds is about how it scales and trains."""
+        return [g for n, record in self.records.items() if n in PROVING for g in record.gates]
+
+    @property
     def status(self) -> str:
         """proven | failed | blocked | in progress"""
-        statuses = [status for _, _, _, status, _ in self.phases]
-        if any(not g.passed for g in self.gates):
+        statuses = [status for n, _, _, status, _ in self.phases if n in PROVING]
+        if any(not g.passed for g in self.proving_gates):
             return "failed"
         if Status.BLOCKED in statuses:
             return "blocked"
@@ -87,18 +92,24 @@ class Handover:
     @property
     def sentence(self) -> str:
         """The outcome in one sentence of the lab's own words."""
-        held = sum(g.passed for g in self.gates)
+        held, count = sum(g.passed for g in self.proving_gates), len(self.proving_gates)
         exact = [v for v in self.verdicts if v.name == "exact"]
         if self.status == "proven":
             full = next((v for v in exact if v.on == "full"), exact[-1] if exact else None)
             error = f" In float64 on both sides the largest relative error is {number(full.value)} (limit {number(full.limit)})." if full else ""
-            return f"The port computes the same function as the reference: all {held} gates hold.{error}"
+            return f"The port computes the same function as the reference: all {held} gates hold.{error}{self._scaling}"
         if self.status == "failed":
-            return f"The port is not proven: {len(self.gates) - held} of {len(self.gates)} gates do not hold."
+            return f"The port is not proven: {count - held} of {count} gates do not hold."
         if self.status == "blocked":
             reason = next((r.failure.what for r in self.records.values() if r.status is Status.BLOCKED and r.failure), "a wall stands in the way")
             return f"Blocked: {reason.rstrip('.')}."
-        return f"In progress: {held} of {len(self.gates)} gates measured so far hold." if self.gates else "In progress."
+        return f"In progress: {held} of {count} gates measured so far hold." if count else "In progress."
+
+    @property
+    def _scaling(self) -> str:
+        """What phase 5 adds to the sentence: how many of its gates do not hold; nothing when all do or it has not run."""
+        failed = [g for n, record in self.records.items() if n not in PROVING for g in record.gates if not g.passed]
+        return f" On meshes, for the TPU compiler and in training {len(failed)} of phase 5's gates do not hold." if failed else ""
 
     @property
     def seconds(self) -> dict[int, float]:

@@ -158,7 +158,9 @@ class Scale(Phase):
         with self.progress("TPU compiler"):
             report = compile_model(job)
         for phase, gate in report.gates:
-            self.gate(f"{gate.name}, {phase}", gate.passed, gate.detail, None, f"the compiled program on {self.topology}")
+            flops = report.phase(phase).flops
+            told = "; ".join(flops.explained) if flops is not None and not gate.passed and "operations" in gate.name else ""
+            self.gate(f"{gate.name}, {phase}", gate.passed, gate.detail, None, told or f"the compiled program on {self.topology}")
         return Section(title=f"TPU compiler, {self.topology}", items=_compiled(self, report))
 
     def _mesh(self) -> dict[str, int]:
