@@ -45,7 +45,7 @@ def test_notebook_01_runs_in_jupyterlab(server, tmp_path):
 
     address, work = server
     path = work / "notebooks" / "01_discover.ipynb"
-    path.write_text(path.read_text().replace("smollm2-135m\\\"", "tiny:gemma2\\\"", 1))
+    path.write_text(path.read_text().replace('smollm2-135m\\"', 'tiny:gemma2\\"', 1))
     chromium = shutil.which("chromium")
     assert chromium, "install chromium: apt-get install chromium"
     with sync_playwright() as playwright:

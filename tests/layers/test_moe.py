@@ -10,8 +10,8 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, load_balancing_loss_func
 
 from labkit.hf.exact import exact_mode
-from labkit.layers.loss import load_balancing_loss
 from labkit.layers.grouped_product import _blocked_matmul
+from labkit.layers.loss import load_balancing_loss
 from labkit.layers.moe import apply_experts, routing_statistics
 
 EXPERTS, HIDDEN, WIDTH, TOP_K = 6, 10, 14, 2

@@ -9,8 +9,8 @@ from labkit.converters import load_model
 from labkit.errors import GateError, InputError
 from labkit.hf import open_source
 from labkit.hf.reference import Reference
-from labkit.parity.compare import relative_error
 from labkit.parity import frozen_topk as frozen_module
+from labkit.parity.compare import relative_error
 from labkit.parity.frozen_topk import FrozenTopK, frozen_topk, run_routed
 from labkit.port.slices import ensure_slice
 

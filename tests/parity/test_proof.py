@@ -71,7 +71,9 @@ def test_a_name_that_the_reference_refuses_gives_way_to_the_next():
     assert not refused.passed and "nonsense" in refused.first_failure.reason and len(refused.steps) == 1
 
 
-@pytest.mark.parametrize(("apart", "ours", "value", "told"), [(0.0, 1e-3, 1e-3, False), (1e-3, 1e-3, 0.0, True), (1e-3, 2e-3, 1e-3, True), (1e-3, 0.0, 0.0, False)])
+@pytest.mark.parametrize(
+    ("apart", "ours", "value", "told"), [(0.0, 1e-3, 1e-3, False), (1e-3, 1e-3, 0.0, True), (1e-3, 2e-3, 1e-3, True), (1e-3, 0.0, 0.0, False)]
+)
 def test_a_cache_is_measured_by_the_references_own_where_the_reference_contradicts_itself(monkeypatch, apart, ours, value, told):
     """apart, ours: how far the reference's cached decoding and ours lie from its full forward."""
     subject = proof._Subject()

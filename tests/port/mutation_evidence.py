@@ -78,7 +78,7 @@ def _watch(source: str, run: Run) -> Seen:
         else:
             try:
                 other = new()
-            except Exception:  # noqa: BLE001 - a new text that cannot be evaluated is a difference
+            except Exception:
                 seen.equal = False
             else:
                 _compare(value, other, seen)

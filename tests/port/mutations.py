@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script
 
-from tests.port.mutation_evidence import why_no_effect  # noqa: E402
+from tests.port.mutation_evidence import why_no_effect
 
 FAMILIES = ("seed_oss", "mixtral", "bamba", "gpt2", "gemma3_text", "deepseek_v3", "gpt_oss", "falcon_mamba", "cohere2", "bloom")
 PER_FAMILY = 3
@@ -27,7 +27,8 @@ SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.M
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """line: in the emitted file. kind: operand, axis, constant or name. text: before -> after. source: the changed file; begin, end: the place in the old one."""
+    """line: in the emitted file. kind: operand, axis, constant or name. text: before -> after. source: the changed file; begin, end: the place in
+    the old one."""
 
     line: int
     kind: str
@@ -122,7 +123,7 @@ class Judge:
         try:
             error = self.errors(source)
             return error, not error <= LIMIT
-        except Exception as problem:  # noqa: BLE001 - a change that does not even run is rejected too
+        except Exception as problem:
             return type(problem).__name__, True
 
 

@@ -97,7 +97,9 @@ def test_the_default_of_getattr_wins(config):
 def test_keys_that_nothing_reads_are_listed_with_the_reason(config):
     config.lines("ToyConfig", {"width": None, "half": None}, RECORDED)
     text = "\n".join(config.irrelevant({"bias": ["modeling_x.py:7 `self.bias = config.bias`", "modeling_x.py:9 `if config.bias`"]}, RECORDED))
-    assert "'bias': 'read at modeling_x.py:7 `self.bias = config.bias` and 1 more: no logit" in text and "'spare': \"the reference's code never reads it\"" in text
+    assert (
+        "'bias': 'read at modeling_x.py:7 `self.bias = config.bias` and 1 more: no logit" in text and "'spare': \"the reference's code never reads it\"" in text
+    )
     assert "'width'" not in text
     config.lines("ToyConfig", dict.fromkeys(RECORDED[0]), RECORDED)
     assert config.irrelevant({}, [{"width": 1}]) == []

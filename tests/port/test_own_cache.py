@@ -84,6 +84,10 @@ def test_named_dtypes():
     import jax.numpy as jnp
     import numpy as np
 
-    assert dtype_named("float32", jnp.bfloat16) == np.float32 and dtype_named("float32", np.float64) == np.float64 and dtype_named("bfloat16", np.float64) == jnp.bfloat16
+    assert (
+        dtype_named("float32", jnp.bfloat16) == np.float32
+        and dtype_named("float32", np.float64) == np.float64
+        and dtype_named("bfloat16", np.float64) == jnp.bfloat16
+    )
     with pytest.raises(ValueError, match="no dtype"):
         dtype_named("int8", np.float64)

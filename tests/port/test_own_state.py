@@ -66,7 +66,9 @@ def _functions(tmp_path, **parts):
 
 def test_a_recurrent_state_and_the_columns_of_a_convolution(tmp_path):
     texts = _functions(tmp_path)
-    assert "start=cache.get_recurrent_state(state_idx=0)" in texts["Unit.forward"] and "cache.update_recurrent_state(last, state_idx=0)" in texts["Unit.forward"]
+    assert (
+        "start=cache.get_recurrent_state(state_idx=0)" in texts["Unit.forward"] and "cache.update_recurrent_state(last, state_idx=0)" in texts["Unit.forward"]
+    )
     block = texts["Block.forward"]
     assert "x = cache.update_conv_state(x, conv_kernel_size=self.width - 1)" in block and "self.conv(x)[..., :x.shape[-1]][..., -n:]" in block
     assert "self.kept" not in block and "self.unit.state" not in block and "if" not in block

@@ -35,7 +35,10 @@ def test_an_unread_parameter_goes_with_what_callers_gave_it():
         ("super().decode(tokens, mask=cache.mask,", "super().decode(tokens, cache.mask,"),  # given by place
         ("return super()", "kept = self.decode\n        return super()"),  # handed on, so called elsewhere
         ("cache=cache)", "cache=cache, **cache.more)"),  # given by names that are not seen
-        ("def __call__(self, tokens, cache):", "def decode(self, mask):\n        return mask\n\n    def __call__(self, tokens, cache):"),  # of another class too
+        (
+            "def __call__(self, tokens, cache):",
+            "def decode(self, mask):\n        return mask\n\n    def __call__(self, tokens, cache):",
+        ),  # of another class too
         ("decode", "init_cache"),  # called from outside
     ],
 )

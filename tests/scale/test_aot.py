@@ -11,12 +11,14 @@ from jax.sharding import PartitionSpec
 
 import labkit.models
 from labkit.errors import BlockedError, InputError, LabError
+from labkit.models.config import read_config
+from labkit.models.registry import get_family
 from labkit.scale import aot
 from labkit.scale.aot import CompileJob, check_job, clean_environment, compile_model
 from labkit.scale.chips import CHIPS, parse_topology
-from labkit.scale.inspect_program import replication_gate
+from labkit.scale.inspect_program import repeated_over_tensor, replication_gate
 from labkit.scale.mesh import build_mesh
-from labkit.scale.programs import cache_spec, dividing
+from labkit.scale.programs import ModelPrograms, cache_spec, dividing
 
 MIXTURE = dict(
     vocab_size=512, hidden_size=128, intermediate_size=256, moe_intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -34,6 +36,12 @@ DENSE = dict(
 def job(config: dict = MIXTURE, model_type: str = "qwen3_moe", **changes) -> CompileJob:
     given = dict(model="small", model_type=model_type, described=config, defaults={}, topology="v5e:2x2", mesh={"fsdp": 2, "tensor": 2}, batch=2, length=32)
     return CompileJob(**given | {"phases": ["prefill"]} | changes)
+
+
+def abstract_programs(described: dict, **mesh) -> ModelPrograms:
+    family = get_family("qwen3_moe")
+    devices = jax.devices()[:4]
+    return ModelPrograms(family, read_config(family, described, {})[0], build_mesh(**mesh or {"fsdp": 2, "tensor": 2}, devices=devices), batch=2, length=32)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,16 @@ def test_operations_are_those_of_the_formula(prefill):
     assert abs(flops.ratio - 1) < 1e-6
     assert flops.once < flops.total < flops.worst_case, "one layer of three; every token on one device's experts"
     assert any(label.startswith("grouped") for label in flops.compiled) and any(label.startswith("attention") for label in flops.compiled)
+
+
+def test_products_that_devices_repeat_are_named():
+    """An odd vocabulary is not cut over `tensor`, nor is a router; tables that are only looked up are no products."""
+    named = lambda **changes: repeated_over_tensor(abstract_programs(MIXTURE | changes))
+    operations, names = named(vocab_size=509)
+    assert names == ["layers.mlp.gate.kernel", "lm_head.kernel"]
+    assert operations == 6 * 2 * 32 * (3 * 128 * 8 + 128 * 509)
+    assert named()[1] == ["layers.mlp.gate.kernel"]
+    assert repeated_over_tensor(abstract_programs(MIXTURE, fsdp=4)) == (0.0, [])
 
 
 def test_memory_and_bounds(prefill):

@@ -62,7 +62,9 @@ def layers_path(model) -> str:
 
     config = model.config.get_text_config(decoder=True)
     count = getattr(config, "num_hidden_layers", None)
-    lists = [(sum(1 for _ in module.modules()), path) for path, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    lists = [
+        (sum(1 for _ in module.modules()), path) for path, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
     return max(lists)[1] if lists else ""
 
 

@@ -112,7 +112,8 @@ class Reference:
         return _finite(logits, self)
 
     def cached_logits(self, tokens, pieces, attention_mask=None) -> list[np.ndarray]:
-        """As `logits`, [batch, piece, vocab] for each of the pieces that tokens are given in through the reference's own cache. Raises what the model raises."""
+        """As `logits`, [batch, piece, vocab] for each of the pieces that tokens are given in through the reference's own cache. Raises what the
+        model raises."""
         from labkit.hf.cached_decoding import decode_in_pieces
 
         arguments = self._arguments(tokens, attention_mask)
@@ -191,7 +192,8 @@ def _refuse_incomplete(info: dict, path: Path):
 
 
 def _refuse_narrow(model, path: Path):
-    """A scalar constant that the source itself rounds (`torch.tensor(x, dtype=torch.bfloat16)`, saved nowhere) is part of the model's definition and may stay."""
+    """A scalar constant that the source itself rounds (`torch.tensor(x, dtype=torch.bfloat16)`, saved nowhere) is part of the model's definition and
+    may stay."""
     import torch
 
     saved = set(model.state_dict())

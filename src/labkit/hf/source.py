@@ -13,7 +13,7 @@ from labkit.hf.slug import slugify
 from labkit.hf.tensors import TensorTable, read_table
 
 HASHED_IN_FULL = 512 << 20
-HEAD_NAMES = ("head.weight", "embed_out.weight", "output.weight")      # lm_head.weight ends so too
+HEAD_NAMES = ("head.weight", "embed_out.weight", "output.weight")  # lm_head.weight ends so too
 
 
 @dataclass(frozen=True)

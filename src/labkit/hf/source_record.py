@@ -161,7 +161,8 @@ def _run(reference, observer, record: SourceRecord):
 
 
 def _note_narrow(record: SourceRecord, observer, configs) -> None:
-    """Marks tensors that a constructor makes in torch's default dtype and saves nowhere, `narrow` in `attributes`: a model is built with its own dtype as default.
+    """Marks tensors that a constructor makes in torch's default dtype and saves nowhere, `narrow` in `attributes`: a model is built with its own
+    dtype as default.
 
     Found by building each model for bfloat16 from the process's own modules.
     """

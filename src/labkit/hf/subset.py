@@ -78,7 +78,7 @@ def cut_config(config: HFConfig, layers: int) -> dict:
     text = HFConfig(raw, config.path).raw_text
     total = layer_count(config.described)
     count_key = next((key for key in COUNT_KEYS if key in text), None) or next((key for key in COUNT_KEYS if key in config.effective), None)
-    if count_key is not None:       # some classes count the entries of a per-layer list instead
+    if count_key is not None:  # some classes count the entries of a per-layer list instead
         text[count_key] = layers
     for key, value in list(text.items()):
         if isinstance(value, list):

@@ -106,7 +106,9 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
         key_values.append({"num_key_value_heads": 1})  # some layers of a class may have a multiple of what the config says
     experts: list[dict] = [{}] + ([{"num_experts_per_tok": 1}] if "num_experts_per_tok" in base else [])
     layers = defaults.get("num_hidden_layers")
-    lists = {key: _in_turn(value) or value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key}
+    lists = {
+        key: _in_turn(value) or value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key
+    }
     stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
     for more in [{}, *_nested(defaults)]:
         for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
@@ -114,7 +116,8 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
 
 
 def _nested(defaults: dict) -> list[dict]:
-    """Values for classes that the plain ones do not suit: layer types in turn, a rope table for each, and configs within the config by the rules of this page."""
+    """Values for classes that the plain ones do not suit: layer types in turn, a rope table for each, and configs within the config by the rules of
+    this page."""
     found = []
     kinds = list(dict.fromkeys(defaults.get("layer_types") or []))
     if len(kinds) > 1:

@@ -9,8 +9,9 @@ from labkit.hf.tiny_rules import LAYERS, ROPE_THETA, SIZES
 # Switches that choose what is returned or which kernel runs, not what is computed.
 _ASIDE = frozenset(
     "use_sliding_window use_cache output_hidden_states output_attentions output_router_logits return_dict torchscript is_encoder_decoder is_decoder "
-    "add_cross_attention use_mamba_kernels use_mambapy use_associative_scan use_bidirectional_attention slow_but_exact reorder_and_upcast_attn problem_type dtype "
-    "gradient_checkpointing hidden_act hidden_activation activation_function pad_token_id bos_token_id eos_token_id sep_token_id decoder_start_token_id".split()
+    "add_cross_attention use_mamba_kernels use_mambapy use_associative_scan use_bidirectional_attention slow_but_exact reorder_and_upcast_attn "
+    "problem_type dtype gradient_checkpointing hidden_act hidden_activation activation_function pad_token_id bos_token_id eos_token_id "
+    "sep_token_id decoder_start_token_id".split()
 )
 _READ_ELSEWHERE = ("tie_word_embeddings", "rope_parameters")
 _LAYERS = ("layer_types", "layers_block_type")

@@ -11,52 +11,57 @@ from labkit.layers.precision import wide_dtype
 
 _PLAIN = RaggedDotDimensionNumbers(dot_dimension_numbers=(((1,), (1,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0])
 _TRANSPOSED = RaggedDotDimensionNumbers(dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0])
-_OUTER = RaggedDotDimensionNumbers(dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[])
+
+MOST_ROWS = 1024
+"""Rows per step of a weight gradient on TPU: enough for the matrix unit to take longer than reading and writing the float32 sum of a large expert."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def grouped_matmul(rows, group_sizes, weights, block: int, transposed: bool = False):
+def grouped_matmul(rows, group_sizes, weights, mean: int, transposed: bool = False):
     """Row i of [rows, in] times the [in, out] matrix of the group it lies in; rows sorted by group, group_sizes int [groups] summing to at most rows.
 
-    transposed: weights are [groups, out, in].
+    mean: rows of a group at balanced load. transposed: weights are [groups, out, in].
 
     Rows past the last group come out as zero, and nothing of them reaches a gradient. On TPU this is `ragged_dot` with those rows masked before and after:
-    there its own gradient leaves them unspecified. Elsewhere, where XLA would lower that to a product with every expert, groups are cut into blocks of `block`
-    rows, each block meets its own matrix only, and blocks that no group has are not computed.
+    there its own gradient leaves them unspecified. Elsewhere, where XLA would lower that to a product with every expert, groups are cut into blocks of rows,
+    each block meets its own matrix only, and blocks that no group has are not computed. The gradient of the weights goes by blocks on TPU too: the compiler
+    lowers a `ragged_dot` over the rows to a product with all of them for every group.
     """
 
     def ragged(rows, group_sizes, weights):
         return _mask_tail(ragged_dot_general(_mask_tail(rows, group_sizes), weights, group_sizes, _TRANSPOSED if transposed else _PLAIN), group_sizes)
 
     def blocked(rows, group_sizes, weights):
-        return _blocked_matmul(rows, group_sizes, weights, block, transposed)
+        return _blocked_matmul(rows, group_sizes, weights, expert_block(mean), transposed)
 
     return jax.lax.platform_dependent(rows, group_sizes, weights, tpu=ragged, default=blocked)
 
 
-def _forward(rows, group_sizes, weights, block, transposed):
-    return grouped_matmul(rows, group_sizes, weights, block, transposed), (rows, group_sizes, weights)
+def _forward(rows, group_sizes, weights, mean, transposed):
+    return grouped_matmul(rows, group_sizes, weights, mean, transposed), (rows, group_sizes, weights)
 
 
-def _backward(block, transposed, kept, cotangent):
+def _backward(mean, transposed, kept, cotangent):
     rows, group_sizes, weights = kept
-    return grouped_matmul(cotangent, group_sizes, weights, block, not transposed), None, _outer(rows, cotangent, group_sizes, weights.dtype, block, transposed)
+    return grouped_matmul(cotangent, group_sizes, weights, mean, not transposed), None, _outer(rows, cotangent, group_sizes, weights.dtype, mean, transposed)
 
 
 grouped_matmul.defvjp(_forward, _backward)
 
 
-def _outer(rows, cotangent, group_sizes, dtype, block: int, transposed: bool):
+def _outer(rows, cotangent, group_sizes, dtype, mean: int, transposed: bool):
     """The gradient of the weights: rows^T @ cotangent of each group (its transpose when transposed)."""
     left, right = (cotangent, rows) if transposed else (rows, cotangent)
 
-    def ragged(left, right, group_sizes):
-        return ragged_dot_general(_mask_tail(left, group_sizes), _mask_tail(right, group_sizes), group_sizes, _OUTER).astype(dtype)
+    def on_tpu(left, right, group_sizes):
+        steps = -(-mean // MOST_ROWS)
+        return _blocked_outer(left, right, group_sizes, -(-mean // (8 * steps)) * 8, dtype, steps)
 
-    def blocked(left, right, group_sizes):
-        return _blocked_outer(left, right, group_sizes, block, dtype)
+    def elsewhere(left, right, group_sizes):
+        block = expert_block(mean)
+        return _blocked_outer(left, right, group_sizes, block, dtype, -(-mean // block))
 
-    return jax.lax.platform_dependent(left, right, group_sizes, tpu=ragged, default=blocked)
+    return jax.lax.platform_dependent(left, right, group_sizes, tpu=on_tpu, default=elsewhere)
 
 
 def _mask_tail(rows, group_sizes):
@@ -91,9 +96,10 @@ def _blocked_matmul(rows, group_sizes, weights, block: int, transposed: bool = F
     return _mask_tail(out[:count], group_sizes)
 
 
-@functools.partial(jax.jit, static_argnames=("block", "dtype"))
-def _blocked_outer(left, right, group_sizes, block: int, dtype):
-    """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n], added up in at least float32."""
+@functools.partial(jax.jit, static_argnames=("block", "dtype", "steps"))
+def _blocked_outer(left, right, group_sizes, block: int, dtype, steps: int):
+    """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n], added up in at least float32. steps: blocks of a group at balanced load, which
+    the loop's name says for those who count operations (`scale/hlo_flow.EXPECTED`)."""
     wide, starts = wide_dtype(left.dtype), jnp.cumsum(group_sizes, dtype=group_sizes.dtype) - group_sizes
     left, right = (jnp.pad(array, ((0, block), (0, 0))) for array in (left, right))
 
@@ -106,13 +112,18 @@ def _blocked_outer(left, right, group_sizes, block: int, dtype):
             mine = jnp.where((row < size)[:, None], jax.lax.dynamic_slice_in_dim(left, first, block), jnp.zeros((), left.dtype))
             return total + jnp.matmul(mine.T, jax.lax.dynamic_slice_in_dim(right, first, block), preferred_element_type=wide)
 
-        total = jax.lax.fori_loop(jnp.zeros((), size.dtype), -(-size // block), step, jnp.zeros((left.shape[1], right.shape[1]), wide))
+        with jax.named_scope(f"about_{steps}_times"):
+            total = jax.lax.fori_loop(jnp.zeros((), size.dtype), -(-size // block), step, jnp.zeros((left.shape[1], right.shape[1]), wide))
         return None, total.astype(dtype)
 
     return jax.lax.scan(group, None, (starts, group_sizes))[1]
 
 
-def expert_block(tokens: int, top_k: int, experts: int) -> int:
-    """Rows per block: the mean group size as a power of two, between 1 and 128."""
-    mean = max(1, tokens * top_k // experts)
+def mean_rows(tokens: int, top_k: int, experts: int) -> int:
+    """Rows of an expert at balanced load, at least 1."""
+    return max(1, tokens * top_k // experts)
+
+
+def expert_block(mean: int) -> int:
+    """Rows per block off TPU: `mean` as a power of two, between 1 and 128."""
     return int(min(128, 2 ** int(np.log2(mean))))

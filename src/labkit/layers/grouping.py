@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from labkit.layers.grouped_product import expert_block, grouped_matmul
+from labkit.layers.grouped_product import grouped_matmul, mean_rows
 from labkit.layers.token_exchange import EXPERT_AXES, Exchange, axes_of, current_exchange, stored_spec
 from labkit.layers.variables import value
 
@@ -18,14 +18,14 @@ class ExpertGroups:
     first, then the rows of experts elsewhere, which count as rows of no expert.
 
     order: int32 [rows], the pair (token x top_k + choice) of each row. experts: int32 [rows]. sizes: int32 [experts]. places: int32 [tokens, top_k], the rows
-    of each token, by ascending expert. block: rows per block of a product. exchange: how tokens come and go; None where all experts are here.
+    of each token, by ascending expert. mean: rows of an expert at balanced load. exchange: how tokens come and go; None where all experts are here.
     """
 
     order: jax.Array
     experts: jax.Array
     sizes: jax.Array
     places: jax.Array
-    block: int = dataclasses.field(metadata={"static": True})
+    mean: int = dataclasses.field(metadata={"static": True})
     exchange: Exchange | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
@@ -90,7 +90,7 @@ class ExpertGroups:
             rows, partial = self.exchange.columns(rows, inner), ()
         if rows.shape[-1] != width:
             raise ValueError(f"rows of width {rows.shape[-1]} meet experts of input width {width}, cut over {inner or 'no axis'}")
-        out = grouped_matmul(rows, self.sizes[: flat.shape[0]], flat, self.block, transposed)
+        out = grouped_matmul(rows, self.sizes[: flat.shape[0]], flat, self.mean, transposed)
         if inner and not partial:
             out = jax.lax.psum(out, inner)
         if halves:
@@ -172,7 +172,7 @@ class ExpertMatrix:
 
 def linear_by_counts(rows, counts, w):
     """[rows, in] that lie by expert, `counts` int [experts] of each, times the expert's matrix of w [experts, out, in] -> [rows, out]."""
-    return grouped_matmul(rows, counts, w, expert_block(rows.shape[0], 1, w.shape[0]), transposed=True)
+    return grouped_matmul(rows, counts, w, mean_rows(rows.shape[0], 1, w.shape[0]), transposed=True)
 
 
 def group_tokens(top_k_index, experts) -> ExpertGroups:
@@ -192,4 +192,4 @@ def group_tokens(top_k_index, experts) -> ExpertGroups:
     places = jnp.sort(row_of.reshape(tokens, top_k), axis=1)
     sizes = jnp.bincount(flat, length=count).astype(jnp.int32)
     shards = 1 if exchange is None else exchange.shards(exchange.experts)
-    return ExpertGroups(order, flat[order], sizes, places, expert_block(tokens, top_k, count * shards), exchange)
+    return ExpertGroups(order, flat[order], sizes, places, mean_rows(tokens, top_k, count * shards), exchange)

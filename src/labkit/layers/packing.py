@@ -1,4 +1,5 @@
-"""Packed rows in decoders that carry a state along the row: attention keeps segments apart by its mask, a state does not, so segments run one after the other."""
+"""Packed rows in decoders that carry a state along the row: attention keeps segments apart by its mask, a state does not, so segments run one after
+the other."""
 
 import functools
 

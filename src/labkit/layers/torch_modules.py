@@ -12,9 +12,7 @@ class Embedding(nnx.Embed):
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx=None, *, build, name: str = ""):
         metadata = build._metadata((num_embeddings, embedding_dim), ("vocab", "embed"), f"{name}.embedding")
         more = {"embedding_init": nnx.initializers.zeros} if build.plain else {}
-        super().__init__(
-            num_embeddings, embedding_dim, dtype=build.dtype, param_dtype=build.param_dtype, embedding_metadata=metadata, rngs=build.rngs, **more
-        )
+        super().__init__(num_embeddings, embedding_dim, dtype=build.dtype, param_dtype=build.param_dtype, embedding_metadata=metadata, rngs=build.rngs, **more)
 
 
 class Linear(nnx.Linear):

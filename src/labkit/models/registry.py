@@ -87,7 +87,7 @@ def registered_source(model_type: str) -> str | None:
 
 
 def folder_source(folder: Path) -> str | None:
-    """"translated" for a slice whose files are as its provenance says they were written, "edited" where one differs, None without provenance."""
+    """ "translated" for a slice whose files are as its provenance says they were written, "edited" where one differs, None without provenance."""
     try:
         files = json.loads((Path(folder) / PROVENANCE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):

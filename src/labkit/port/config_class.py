@@ -9,7 +9,8 @@ _INTERNAL = {"dtype", "param_dtype", "plan"}
 
 
 class ConfigClass:
-    """Reads the reference's configuration class from source: defaults, aliases, properties, inherited from classes of the same or another configuration file."""
+    """Reads the reference's configuration class from source: defaults, aliases, properties, inherited from classes of the same or another
+    configuration file."""
 
     def __init__(self, program, path: str, name: str):
         self.program, self.path, self.name = program, path, name
@@ -73,9 +74,9 @@ class ConfigClass:
             out += ["", f"    ALIASES: ClassVar = {used!r}"]
         return out + ([""] + properties if properties else [])
 
-
     def irrelevant(self, reads: dict[str, list[str]], recorded: list[dict]) -> list[str]:
-        """The IRRELEVANT table: keys of the recorded configs that the slice does not read, each with the reason. reads: where the reference reads an attribute."""
+        """The IRRELEVANT table: keys of the recorded configs that the slice does not read, each with the reason. reads: where the reference reads an
+        attribute."""
         from labkit.models.config import IRRELEVANT_KEYS
 
         keys = sorted({k for c in recorded for k in c} - self.fields - set(IRRELEVANT_KEYS) - {"model_type", "dtype"})

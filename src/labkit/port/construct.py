@@ -82,7 +82,11 @@ class InitRewriter(Rewriter):
 
     def x_Subscript(self, node):
         text = super().x_Subscript(node)
-        if isinstance(node.value, ast.Name) and self.t.is_external(self.folded, node.value, "ACT2FN") and {*self.facts.modules(node)} & _ACTIVATIONS_WITH_PARAMETERS:
+        if (
+            isinstance(node.value, ast.Name)
+            and self.t.is_external(self.folded, node.value, "ACT2FN")
+            and {*self.facts.modules(node)} & _ACTIVATIONS_WITH_PARAMETERS
+        ):
             return f"{text[:-1]}, build=build)"
         return text
 
@@ -213,7 +217,10 @@ class InitRewriter(Rewriter):
                 if self.t.head_has_bias(target.attr):
                     made = dict(zip(_SIGNATURES["Linear"], node.value.args)) | {k.arg: k.value for k in node.value.keywords}
                     bias = f", bias={self.expr(made['bias'])}" if "bias" in made else ""
-                    lines += [f"{indent}else:", f"{indent}    self.{target.attr} = build.head_bias({self.expr(made['out_features'])}{bias}, name={target.attr!r})"]
+                    lines += [
+                        f"{indent}else:",
+                        f"{indent}    self.{target.attr} = build.head_bias({self.expr(made['out_features'])}{bias}, name={target.attr!r})",
+                    ]
                 return lines
             if self.facts.is_a(node.value, "list") and not isinstance(node.value, ast.List) and not text.startswith(("build.", "self.")):
                 text = f"tuple({text})"
@@ -257,7 +264,9 @@ class InitRewriter(Rewriter):
     def _layer_lists(self) -> list[str]:
         """What the constructor calls the list of the decoder's layers: the attribute, and a local that becomes it."""
         assigns = [s for s in self.folded.node.body if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == f"self.{self.t.spine.layers}"]
-        return [f"self.{self.t.spine.layers}"] + [ast.unparse(s.value.args[0]) for s in assigns if isinstance(s.value, ast.Call) and s.value.args and isinstance(s.value.args[0], ast.Name)]
+        return [f"self.{self.t.spine.layers}"] + [
+            ast.unparse(s.value.args[0]) for s in assigns if isinstance(s.value, ast.Call) and s.value.args and isinstance(s.value.args[0], ast.Name)
+        ]
 
     def s_Expr(self, node, indent):
         call = node.value

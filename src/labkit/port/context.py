@@ -98,12 +98,19 @@ class Context:
     def uncached(self, reached) -> tuple[str, str] | None:
         """(why, where) no cached call can be right: the reference keeps nothing, or does something else once its cache holds tokens."""
         functions = [self.functions[key] for key in reached]
-        kept = {n.func.attr for f in functions for n in ast.walk(f.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and not self.facts.is_array(n.func.value)}
+        kept = {
+            n.func.attr
+            for f in functions
+            for n in ast.walk(f.node)
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and not self.facts.is_array(n.func.value)
+        }
         if not kept & {"update", "update_conv_state", "update_recurrent_state", "update_indexer", "keep_state"}:
             entry = self.program.entry
             return "the reference keeps no cache: every call computes all tokens", f"{entry.file}:{self.program.node(entry).lineno}"
         for folded in functions:
-            counts = {s.targets[0].id for s in ast.walk(folded.node) if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name) and _counts_tokens(s.value)}
+            counts = {
+                s.targets[0].id for s in ast.walk(folded.node) if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name) and _counts_tokens(s.value)
+            }
             for node in ast.walk(folded.node):
                 if isinstance(node, ast.If) and any(_counts_tokens(n) or (isinstance(n, ast.Name) and n.id in counts) for n in ast.walk(node.test)):
                     line = getattr(node, "lineno", folded.original.lineno)
@@ -111,7 +118,7 @@ class Context:
         return None
 
     def builtin_module(self, modules: list[str]) -> str | None:
-        """"Linear", "Embedding", ... when a module of torch.nn, or a class of the program that derives from it, was seen."""
+        """ "Linear", "Embedding", ... when a module of torch.nn, or a class of the program that derives from it, was seen."""
         found = set()
         for name in modules:
             if name in BUILTIN_MODULES:
@@ -244,7 +251,12 @@ class Context:
             known = self.known(callees[0])
             if known is not None:
                 return known(rewriter, node, callees[0])
-        bare = isinstance(func, ast.Name) and not callees and self.builtin_module([func.id]) and self.program.resolve(rewriter.folded.file, func.id).kind == "class"
+        bare = (
+            isinstance(func, ast.Name)
+            and not callees
+            and self.builtin_module([func.id])
+            and self.program.resolve(rewriter.folded.file, func.id).kind == "class"
+        )
         if bare or callees and self.facts.modules(node) and callees[0].node.name == "__init__":
             name = func.id if isinstance(func, ast.Name) else None
             if name is not None and name not in self.local_names(rewriter.folded):
@@ -297,7 +309,9 @@ class Context:
 
     def _mask_table_text(self, rewriter, name: str, table: ast.Dict) -> str | None:
         """Each mask of the table made when it is asked for, with the arguments of the one call that asks."""
-        calls = [n for n in ast.walk(rewriter.folded.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) and ast.unparse(n.func.value) == name]
+        calls = [
+            n for n in ast.walk(rewriter.folded.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) and ast.unparse(n.func.value) == name
+        ]
         if len(calls) != 1:
             return None
         masks = [self._mask(rewriter, calls[0], self.program.resolve(rewriter.folded.file, v.id).name) for v in table.values]
@@ -317,7 +331,11 @@ class Context:
         names = set()
         for folded in self.functions.values():
             for node in ast.walk(folded.node):
-                if isinstance(node, ast.Name) and self.program.resolve(folded.file, node.id).kind == "external" and re.fullmatch(r"create_\w*masks?(_\w+)?", node.id):
+                if (
+                    isinstance(node, ast.Name)
+                    and self.program.resolve(folded.file, node.id).kind == "external"
+                    and re.fullmatch(r"create_\w*masks?(_\w+)?", node.id)
+                ):
                     names.add(node.id)
                 elif isinstance(node, ast.keyword) and node.arg in _MASK_KEYS and not (isinstance(node.value, ast.Constant) and node.value.value is None):
                     return False
@@ -476,7 +494,11 @@ class Context:
         if isinstance(node, ast.Name):
             for statement in ast.walk(rewriter.folded.node):
                 if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id:
-                    if isinstance(statement.value, (ast.Dict, ast.DictComp)) or ast.unparse(statement.value).endswith(".copy()") and self._dictionary(rewriter, node):
+                    if (
+                        isinstance(statement.value, (ast.Dict, ast.DictComp))
+                        or ast.unparse(statement.value).endswith(".copy()")
+                        and self._dictionary(rewriter, node)
+                    ):
                         return "dict"
                     if isinstance(statement.value, (ast.List, ast.ListComp)):
                         return "list"

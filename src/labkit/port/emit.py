@@ -296,7 +296,13 @@ class Emitter:
         key = f"{symbol.file}::{symbol.name}"
         if key in self.t.ropes:
             params = [p for p in (functions[self._init_keys(symbol)[0]].parameters if self._init_keys(symbol) else [])]
-            inits = [[f"    def __init__(self, {', '.join(p if p == 'config' else f'{p}=None' for p in params) or 'config'}, *, build):", "        self.config = config", *self.rope_attributes(symbol)]]
+            inits = [
+                [
+                    f"    def __init__(self, {', '.join(p if p == 'config' else f'{p}=None' for p in params) or 'config'}, *, build):",
+                    "        self.config = config",
+                    *self.rope_attributes(symbol),
+                ]
+            ]
         elif key in self.t.uses_config and inits and not any("self.config = config" in line for line in inits[0]) and "config" in inits[0][0]:
             inits[0].insert(1, "        self.config = config")
         rest = [b for n, b in bodies if n != "__init__"]
@@ -311,7 +317,9 @@ class Emitter:
     def class_values(self, node) -> list[str]:
         """Plain values of a class's body that the emitted code reads as attributes."""
         if not hasattr(self, "_read"):
-            self._read = {n.attr for k in self.reached for n in ast.walk(self.t.functions[k].node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+            self._read = {
+                n.attr for k in self.reached for n in ast.walk(self.t.functions[k].node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+            }
         found = {}
         for statement in node.body:
             target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
@@ -398,7 +406,12 @@ class Emitter:
             f'        {folded.file}:{folded.original.lineno}."""',
             "        cache = DecoderCall.begin(self, tokens, positions, segment_ids, cache, scan=scan, remat=remat)",
         ]
-        for name, text in (("input_ids", "tokens"), ("attention_mask", f"cache.{'key_' if self._keeps_keys() else ''}attention_mask.astype(jnp.int32)"), ("position_ids", "cache.positions"), (cache, "cache")):
+        for name, text in (
+            ("input_ids", "tokens"),
+            ("attention_mask", f"cache.{'key_' if self._keeps_keys() else ''}attention_mask.astype(jnp.int32)"),
+            ("position_ids", "cache.positions"),
+            (cache, "cache"),
+        ):
             if name == text or name not in used:
                 continue
             if name in stores:
@@ -468,7 +481,12 @@ class Emitter:
             rewriter.renames.pop(loop.target.id)
         body = self._completed(rewriter, body)
         needed = self._locals_before(rewriter, node, body)
-        self.maker = ["def make_layer(config, layer_idx, build):", '    """One layer of the decoder, by its index."""', *needed, *[b.replace("self.config", "config") for b in body]]
+        self.maker = [
+            "def make_layer(config, layer_idx, build):",
+            '    """One layer of the decoder, by its index."""',
+            *needed,
+            *[b.replace("self.config", "config") for b in body],
+        ]
 
     def _completed(self, rewriter, body) -> list[str]:
         """With what the constructor does to every layer once all are made: `for layer in self.layers: layer.x.register_buffer(...)`."""
@@ -518,7 +536,10 @@ class Emitter:
             "",
         ]
         attributes = dict(self.t.config_attributes)
-        count = next((k for k in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers") if any(k in c for c in self.t.facts.record.config)), "num_hidden_layers")
+        count = next(
+            (k for k in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers") if any(k in c for c in self.t.facts.record.config)),
+            "num_hidden_layers",
+        )
         for key in (count, "vocab_size", "hidden_size", "num_attention_heads", "tie_word_embeddings"):
             attributes.setdefault(key, None)
         if any("layer_types" in c for c in self.t.facts.record.config):
@@ -561,7 +582,9 @@ class Emitter:
         found: dict[str, list[str]] = {}
         for folded in self.t.functions.values():
             for statement in (n for n in ast.walk(folded.original) if isinstance(n, ast.stmt)):
-                parts = [statement] if not hasattr(statement, "body") else [p for p in (getattr(statement, "test", None), getattr(statement, "iter", None)) if p]
+                parts = (
+                    [statement] if not hasattr(statement, "body") else [p for p in (getattr(statement, "test", None), getattr(statement, "iter", None)) if p]
+                )
                 for node in (n for part in parts for n in ast.walk(part)):
                     for name in self._read_of_config(node):
                         text = ast.unparse(parts[0])
@@ -615,7 +638,17 @@ class Emitter:
         )
 
     def imports(self) -> list[str]:
-        lines = ["import dataclasses", "from collections.abc import Mapping", "from typing import ClassVar", "", "import jax", "import jax.numpy as jnp", "import numpy as np", "from flax import nnx", ""]
+        lines = [
+            "import dataclasses",
+            "from collections.abc import Mapping",
+            "from typing import ClassVar",
+            "",
+            "import jax",
+            "import jax.numpy as jnp",
+            "import numpy as np",
+            "from flax import nnx",
+            "",
+        ]
         for (module, name), alias in sorted(self.t.needs.names.items()):
             if module == "":
                 lines.insert(0, f"import {name}" if name not in ("np",) else "import numpy as np")
@@ -662,5 +695,7 @@ def tidy(text: str) -> str:
         text=True,
     )
     text = fixed.stdout or text
-    formatted = subprocess.run([*base, "format", "--isolated", "--quiet", "--line-length", "160", "--stdin-filename", "slice.py", "-"], input=text, capture_output=True, text=True)
+    formatted = subprocess.run(
+        [*base, "format", "--isolated", "--quiet", "--line-length", "160", "--stdin-filename", "slice.py", "-"], input=text, capture_output=True, text=True
+    )
     return formatted.stdout or text

@@ -43,7 +43,7 @@ class Facts:
         return any(k.split(":")[0] in ("param", "buffer") for k in self.kinds(node))
 
     def dtype(self, node) -> str | None:
-        """"f", "i", "b" or "c" when every array seen had it."""
+        """ "f", "i", "b" or "c" when every array seen had it."""
         found = {k.split(":")[1] for k in self.kinds(node) if k.split(":")[0] in ARRAYS}
         return found.pop() if len(found) == 1 else None
 

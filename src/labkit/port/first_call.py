@@ -1,7 +1,7 @@
 """Plan: what a model does once to the weights of its layers, before it first runs in evaluation, is done to each layer where it runs.
 
-The reference keeps a flag: `if flag == training: self.change()` with a method that changes weights in place and sets the flag. A layer of a stack is made anew for
-each run, so that its weights can be changed there and stay as a checkpoint has them.
+The reference keeps a flag: `if flag == training: self.change()` with a method that changes weights in place and sets the flag. A layer of a stack is made
+anew for each run, so that its weights can be changed there and stay as a checkpoint has them.
 """
 
 import ast
@@ -67,7 +67,9 @@ def _changes(method, flag: str):
         if not isinstance(statement, ast.If) or statement.orelse or len(statement.body) != 1 or not isinstance(statement.body[0], ast.For) or found is not None:
             return None
         loop = statement.body[0]
-        plain = all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and in_place(s.value) and isinstance(s.value.func.value, ast.Attribute) for s in loop.body)
+        plain = all(
+            isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and in_place(s.value) and isinstance(s.value.func.value, ast.Attribute) for s in loop.body
+        )
         if not plain:
             return None
         found = statement.test, loop

@@ -76,17 +76,20 @@ class FoldCalls:
         return isinstance(node, ast.Name) and node.id in CACHE_NAMES or "cache" in self.facts.kinds(node)
 
     def _own_state(self, node):
-        """`cache.get_x(layer_idx)`, `cache.set_x(layer_idx, value)` of a cache class of the file that keeps one array per layer: the layer's recurrent state."""
+        """`cache.get_x(layer_idx)`, `cache.set_x(layer_idx, value)` of a cache class of the file that keeps one array per layer: the layer's
+        recurrent state."""
         if len(node.args) not in (1, 2) or node.keywords:
             return node
-        for name, definition in self.program.file(self._current.file).definitions.items():
+        for definition in self.program.file(self._current.file).definitions.values():
             if not isinstance(definition, ast.ClassDef) or not any(ast.unparse(b).endswith("Cache") for b in definition.bases):
                 continue
             method = next((m for m in definition.body if isinstance(m, ast.FunctionDef) and m.name == node.func.attr), None)
             names = [a.arg for a in method.args.args[1:]] if method is not None else []
             if len(names) != len(node.args):
                 continue
-            slots = [n for n in ast.walk(method) if isinstance(n, ast.Subscript) and ast.unparse(n.value).startswith("self.") and ast.unparse(n.slice) == names[0]]
+            slots = [
+                n for n in ast.walk(method) if isinstance(n, ast.Subscript) and ast.unparse(n.value).startswith("self.") and ast.unparse(n.slice) == names[0]
+            ]
             given = [n for n in ast.walk(method) if isinstance(n, ast.Return) and n.value in slots]
             stored = [n for n in ast.walk(method) if isinstance(n, ast.Assign) and n.targets[0] in slots and ast.unparse(n.value) == names[-1]]
             if len(names) == 1 and given or len(names) == 2 and stored:
@@ -101,7 +104,14 @@ class FoldCalls:
         """Without the layer's index: the handle that a layer is given is its own. Layers that do not run as one stack keep it."""
         keep = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1, "update_indexer": 1, "get_mask_sizes": 1}.get(node.func.attr, 0)
         node = clone(node)
-        if self.by_index and node.func.attr in ("update", "update_conv_state", "update_recurrent_state", "update_indexer", "get_conv_state", "get_recurrent_state"):
+        if self.by_index and node.func.attr in (
+            "update",
+            "update_conv_state",
+            "update_recurrent_state",
+            "update_indexer",
+            "get_conv_state",
+            "get_recurrent_state",
+        ):
             node.keywords = [k for k in node.keywords if k.arg in ("layer_idx", "state_idx", "conv_kernel_size")]
             return node
         extra = node.args[keep + 1 :] if node.func.attr.startswith(("get_conv", "get_rec")) else []
@@ -145,7 +155,11 @@ class FoldCalls:
 
     def _bound_twice(self, node) -> bool:
         """A local that the function gives several values: what the runs saw of it is not all there is."""
-        stores = [n for n in ast.walk(self._current.original) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and isinstance(node, ast.Name) and n.id == node.id]
+        stores = [
+            n
+            for n in ast.walk(self._current.original)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and isinstance(node, ast.Name) and n.id == node.id
+        ]
         return len(stores) > 1 and not self._is_parameter(node.id)
 
     def _from_kwargs(self, node, env):

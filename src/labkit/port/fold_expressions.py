@@ -135,7 +135,13 @@ class FoldExpressions:
     def _see_Subscript(self, node, env):
         """`TABLE[key]` with a known key, in a table of classes or functions at module level, is its entry; `kwargs["name"]` what reaches it."""
         kwarg = self._current.original.args.kwarg
-        if kwarg and isinstance(node.value, ast.Name) and node.value.id == kwarg.arg and isinstance(node.slice, ast.Constant) and node.slice.value in self._current.extras:
+        if (
+            kwarg
+            and isinstance(node.value, ast.Name)
+            and node.value.id == kwarg.arg
+            and isinstance(node.slice, ast.Constant)
+            and node.slice.value in self._current.extras
+        ):
             return ast.copy_location(ast.Name(node.slice.value, ast.Load()), node), self._current.extras[node.slice.value]
         if isinstance(node.value, ast.Attribute) and node.value.attr == "layers" and self._is_cache(node.value.value, env):
             return self._expr(node.value.value, env)[0], GIVEN

@@ -136,7 +136,11 @@ def _chosen(function, picked):
     """The array of chosen experts, from the one-hot mask that the loop reads."""
     mask = picked.value.args[0]
     while isinstance(mask, (ast.Subscript, ast.Call)):
-        mask = mask.value if isinstance(mask, ast.Subscript) else (mask.func.value if isinstance(mask.func, ast.Attribute) and not ast.unparse(mask.func).startswith(("torch", "nn", "F.")) else mask.args[0])
+        mask = (
+            mask.value
+            if isinstance(mask, ast.Subscript)
+            else (mask.func.value if isinstance(mask.func, ast.Attribute) and not ast.unparse(mask.func).startswith(("torch", "nn", "F.")) else mask.args[0])
+        )
     name = ast.unparse(mask)
     for _ in range(6):
         assigns = [s for s in ast.walk(function) if isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == name]

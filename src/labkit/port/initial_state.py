@@ -1,6 +1,7 @@
 """Simplify: a scan that the reference starts from zeros starts from the layer's state, so that a cache can be filled in pieces.
 
-The reference's own kernels take no initial state, so it feeds a cache many tokens at once only when the cache is empty: there the state is zeros, and both agree.
+The reference's own kernels take no initial state, so it feeds a cache many tokens at once only when the cache is empty: there the state is zeros,
+and both agree.
 """
 
 import ast
@@ -59,13 +60,19 @@ def _part(function, state: str, axis: int, index: str):
 
 
 def _drop_steps(function, state: str) -> None:
-    """`if state is not None and length == 1:` with a form that changes parts of the state in place goes: the scan over one token, begun from the state, is it."""
+    """`if state is not None and length == 1:` with a form that changes parts of the state in place goes: the scan over one token, begun from the
+    state, is it."""
 
     class Drop(ast.NodeTransformer):
         def visit_If(inner, node):
             inner.generic_visit(node)
             parts = [n for s in node.body for c in ast.walk(s) if isinstance(c, ast.Call) for n in c.args if isinstance(n, ast.Subscript)]
-            if node.orelse and f"{state} is not None" in ast.unparse(node.test) and "== 1" in ast.unparse(node.test) and any(ast.unparse(p.value) == state for p in parts):
+            if (
+                node.orelse
+                and f"{state} is not None" in ast.unparse(node.test)
+                and "== 1" in ast.unparse(node.test)
+                and any(ast.unparse(p.value) == state for p in parts)
+            ):
                 return node.orelse
             return node
 
@@ -97,7 +104,9 @@ def _made_by(function, name: str):
 def _accept(folded, place: int) -> bool:
     """Give the function an `initial_state` in place of the zeros that its loop starts from."""
     returned = {
-        ast.unparse(n.value.elts[place]) for n in ast.walk(folded.node) if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple) and len(n.value.elts) > place
+        ast.unparse(n.value.elts[place])
+        for n in ast.walk(folded.node)
+        if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple) and len(n.value.elts) > place
     }
     if len(returned) != 1:
         return False

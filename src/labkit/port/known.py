@@ -67,7 +67,9 @@ _SINKS = _PLAIN.replace(
     scores = probs[..., :-1]
     attn_weights = scores.to(value_states.dtype)""",
 )
-_UNGROUPED = _PLAIN.replace("    key_states = repeat_kv(key, module.num_key_value_groups)\n    value_states = repeat_kv(value, module.num_key_value_groups)\n", "")
+_UNGROUPED = _PLAIN.replace(
+    "    key_states = repeat_kv(key, module.num_key_value_groups)\n    value_states = repeat_kv(value, module.num_key_value_groups)\n", ""
+)
 _UNGROUPED = _UNGROUPED.replace("key_states", "key").replace("value_states", "value")
 
 

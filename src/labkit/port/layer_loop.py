@@ -141,7 +141,9 @@ def _empty_before(function, loop, name) -> bool:
     """An empty dictionary that layers fill for later layers: it goes through the layers as what they compute does."""
     value = _before(function, loop, name)
     filled = any(isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and ast.unparse(n.value) == name for n in ast.walk(function))
-    empty = isinstance(value, ast.Dict) and not value.keys or isinstance(value, ast.Call) and not value.args and ast.unparse(value.func).endswith(("dict", "Dict"))
+    empty = (
+        isinstance(value, ast.Dict) and not value.keys or isinstance(value, ast.Call) and not value.args and ast.unparse(value.func).endswith(("dict", "Dict"))
+    )
     return empty and not filled
 
 

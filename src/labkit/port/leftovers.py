@@ -27,7 +27,12 @@ class _Casts(ast.NodeTransformer):
     def visit_Call(self, node):
         self.generic_visit(node)
         func = node.func
-        if isinstance(func, ast.Attribute) and func.attr == "astype" and len(node.args) == 1 and ast.unparse(node.args[0]) == f"{ast.unparse(func.value)}.dtype":
+        if (
+            isinstance(func, ast.Attribute)
+            and func.attr == "astype"
+            and len(node.args) == 1
+            and ast.unparse(node.args[0]) == f"{ast.unparse(func.value)}.dtype"
+        ):
             return func.value
         if isinstance(func, ast.Name) and func.id == "widen" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
             inner = node.args[0]

@@ -24,7 +24,7 @@ class LocalExperts:
 def find_local_experts(context) -> dict[str, LocalExperts]:
     """`file::class` -> what can be said of it, for every class whose experts need not be together."""
     found = {}
-    for key, folded in context.functions.items():
+    for folded in context.functions.values():
         loops = [n for n in ast.walk(folded.node) if getattr(n, "experts", None) is not None]
         if folded.cls and folded.node.name == "forward" and len(loops) == 1:
             local = _local(context, folded, loops[0])
@@ -101,8 +101,14 @@ def _halves(context, folded, weights) -> dict[str, int]:
         attribute = _own(node.targets[0]) if isinstance(node, ast.Assign) else None
         if attribute in weights:
             for call in ast.walk(node.value):
-                sizes = call.args[0].elts if isinstance(call, ast.Call) and len(call.args) == 1 and isinstance(call.args[0], ast.Tuple) else getattr(call, "args", [])
-                found |= {attribute: place for place, size in enumerate(sizes) if place and half_of(size) is not None}
+                sizes = (
+                    call.args[0].elts
+                    if isinstance(call, ast.Call) and len(call.args) == 1 and isinstance(call.args[0], ast.Tuple)
+                    else getattr(call, "args", [])
+                )
+                places = [place for place, size in enumerate(sizes) if place and half_of(size) is not None]
+                if places:
+                    found[attribute] = places[-1]
     return found
 
 

@@ -55,7 +55,7 @@ def _changed(folded, facts) -> list[str]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and in_place(node.value):
             target = node.value.func.value
         elif isinstance(node, (ast.Assign, ast.AugAssign)):
-            target = (node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             target = target.value if isinstance(target, ast.Subscript) and facts.is_array(target.value) else None
         if isinstance(target, ast.Name) and target.id in names and target.id not in bound and target.id not in found:
             found.append(target.id)

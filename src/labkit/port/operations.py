@@ -194,7 +194,11 @@ class Operations:
         op = ast.Div() if mode is None else ast.FloorDiv()
         left, right = self.arithmetic(b["input"], b["other"], self.expr(b["input"]), self.expr(b["other"]), op)
         if mode == "trunc":
-            return f"jnp.trunc({left} / {right})" if "f" in (self.number(b["input"]), self.number(b["other"])) else f"jax.lax.div({left}, jnp.asarray({right}, {left}.dtype))"
+            return (
+                f"jnp.trunc({left} / {right})"
+                if "f" in (self.number(b["input"]), self.number(b["other"]))
+                else f"jax.lax.div({left}, jnp.asarray({right}, {left}.dtype))"
+            )
         return f"({left} {'/' if mode is None else '//'} {right})"
 
     def op_item(self, name, b, node):
@@ -230,10 +234,16 @@ class Operations:
     def _assigned_array(self, name: str) -> bool:
         """Every value that the function gives to a name was an array."""
         values = [
-            e for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) for t in s.targets for e in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])
+            e
+            for s in ast.walk(self.folded.node)
+            if isinstance(s, ast.Assign)
+            for t in s.targets
+            for e in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])
             if isinstance(e, ast.Name) and e.id == name
-        ]  # fmt: skip
-        assigned = [s.value for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in s.targets)]
+        ]
+        assigned = [
+            s.value for s in ast.walk(self.folded.node) if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in s.targets)
+        ]
         return bool(values) and all(self.facts.is_array(v) for v in assigned)
 
     def op_solve_triangular(self, name, b, node):

@@ -1,7 +1,7 @@
 """Torch operations and what they are in jax.numpy. One table serves `torch.f(x)`, `F.f(x)` and `x.f()`; a method's receiver is its first argument.
 
-A template names its arguments in braces: `{input}` is required, `{dim|-1}` has a default, `{, axis=dim}` appears only when the argument was given. `{wide:input}`
-is the argument in at least float32 when the call asks for float32. Signatures are torch's; `*size` takes what is left.
+A template names its arguments in braces: `{input}` is required, `{dim|-1}` has a default, `{, axis=dim}` appears only when the argument was given.
+`{wide:input}` is the argument in at least float32 when the call asks for float32. Signatures are torch's; `*size` takes what is left.
 """
 
 import dataclasses
@@ -20,7 +20,10 @@ def _op(signature: str, template: str) -> Op:
 
 
 _UNARY = {
-    **{n: f"jnp.{n}" for n in "exp log log2 log1p expm1 sin cos tan tanh sqrt abs floor ceil round sign square isnan isinf isfinite sinh cosh conj real imag".split()},
+    **{
+        n: f"jnp.{n}"
+        for n in "exp log log2 log1p expm1 sin cos tan tanh sqrt abs floor ceil round sign square isnan isinf isfinite sinh cosh conj real imag".split()
+    },
     "rsqrt": "jax.lax.rsqrt",
     "sigmoid": "jax.nn.sigmoid",
     "relu": "jax.nn.relu",
@@ -154,7 +157,10 @@ OPS: dict[str, Op] = {
     "baddbmm": _op("input batch1 batch2 beta alpha", "@baddbmm"),
     "addmm": _op("input mat1 mat2 beta alpha", "@baddbmm"),
     "linear": _op("input weight bias", "@linear"),
-    "conv1d": _op("input weight bias stride padding dilation groups", "{conv1d}({input}, {weight}, {bias|None}{, stride=stride}{, padding=padding}{, dilation=dilation}{, groups=groups})"),
+    "conv1d": _op(
+        "input weight bias stride padding dilation groups",
+        "{conv1d}({input}, {weight}, {bias|None}{, stride=stride}{, padding=padding}{, dilation=dilation}{, groups=groups})",
+    ),
     "embedding": _op("input weight", "{weight}[{input}]"),
     "layer_norm": _op("input normalized_shape weight bias eps", "{layer_norm}({input}, {normalized_shape}, {weight|None}, {bias|None}, {eps|1e-5})"),
     "rms_norm": _op("input normalized_shape weight eps", "{rms_norm}({input}, {normalized_shape}, {weight|None}, {eps|None})"),
@@ -217,20 +223,43 @@ OPS: dict[str, Op] = {
     "erfinv": _op("input", "jax.lax.erf_inv({input})"),
 }
 
-HELPERS = {
-    name: "labkit.layers.functional"
-    for name in (
-        *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
-        *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
-    )
-} | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")} | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"} | {"scaled": "labkit.layers.precision", "divided": "labkit.layers.precision"}
+HELPERS = (
+    {
+        name: "labkit.layers.functional"
+        for name in (
+            *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
+            *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
+        )
+    }
+    | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")}
+    | {"widen": "labkit.layers.precision", "wide_dtype": "labkit.layers.precision", "constant": "labkit.layers.precision"}
+    | {"scaled": "labkit.layers.precision", "divided": "labkit.layers.precision"}
+)
 
 SAME = {"contiguous", "clone", "detach", "cpu", "cuda", "requires_grad_", "pin_memory", "alias", "resolve_conj", "requires_grad", "numpy"}
 """Methods that give their receiver."""
 
 TENSOR_METHODS = {
     *("float", "long", "bool", "to"),
-    *("size", "to", "float", "long", "dim", "view", "unsqueeze", "permute", "masked_fill", "contiguous", "expand", "repeat_interleave", "masked_fill_", "type_as", "swapaxes", "numel", "chunk"),
+    *(
+        "size",
+        "to",
+        "float",
+        "long",
+        "dim",
+        "view",
+        "unsqueeze",
+        "permute",
+        "masked_fill",
+        "contiguous",
+        "expand",
+        "repeat_interleave",
+        "masked_fill_",
+        "type_as",
+        "swapaxes",
+        "numel",
+        "chunk",
+    ),
     *("softmax", "sigmoid", "tanh", "sqrt", "rsqrt", "cumsum", "topk", "gather", "scatter", "clamp", "squeeze", "flatten", "transpose", "reshape", "matmul"),
 }
 """Method names that only arrays have among what modeling files hold: enough where no run saw the receiver."""

@@ -63,7 +63,8 @@ class _Resets(ast.NodeTransformer):
 
 
 class _Convolutions(ast.NodeTransformer):
-    """A branch of which one side runs a causal convolution over its whole input `x` and keeps x's last columns (the other one, over kept and new columns, is for
+    """A branch of which one side runs a causal convolution over its whole input `x` and keeps x's last columns (the other one, over kept and new
+    columns, is for
     single tokens) becomes the convolution over the kept columns and x."""
 
     def __init__(self, program, folded, states):
@@ -82,7 +83,12 @@ class _Convolutions(ast.NodeTransformer):
             return None
         keep, run = side
         call = keep.value
-        if not (isinstance(call, ast.Call) and ast.unparse(call.func) in ("nn.functional.pad", "F.pad") and isinstance(call.args[0], ast.Name) and len(call.args) == 2):
+        if not (
+            isinstance(call, ast.Call)
+            and ast.unparse(call.func) in ("nn.functional.pad", "F.pad")
+            and isinstance(call.args[0], ast.Name)
+            and len(call.args) == 2
+        ):
             return None
         x, sides = call.args[0].id, call.args[1]
         crop = run.value

@@ -16,6 +16,7 @@ from labkit.port.program import Program
 from labkit.port.refusal import CannotTranslate
 from labkit.port.statements import Statements
 
+
 def _literal_part(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', "'").replace("{", "{{").replace("}", "}}")
 
@@ -130,9 +131,7 @@ class Rewriter(Operations, Statements, Numbers):
         return f"(lambda {ast.unparse(node.args)}: {self.expr(node.body)})"
 
     def _comprehension(self, node, element, left, right):
-        clauses = "".join(
-            f" for {ast.unparse(g.target)} in {self.expr(g.iter)}" + "".join(f" if {self.expr(i)}" for i in g.ifs) for g in node.generators
-        )
+        clauses = "".join(f" for {ast.unparse(g.target)} in {self.expr(g.iter)}" + "".join(f" if {self.expr(i)}" for i in g.ifs) for g in node.generators)
         return f"{left}{element}{clauses}{right}"
 
     def x_ListComp(self, node):
@@ -205,7 +204,7 @@ class Rewriter(Operations, Statements, Numbers):
         return re.fullmatch(r"[\w.]+", text) is not None
 
     def number(self, node) -> str | None:
-        """"f", "i", "b", "c" of an array; "float" or "int" of a plain number."""
+        """ "f", "i", "b", "c" of an array; "float" or "int" of a plain number."""
         if self.facts.may_be_array(node):
             return self.facts.dtype(node)
         if isinstance(node, ast.Constant):
@@ -320,8 +319,12 @@ class Rewriter(Operations, Statements, Numbers):
         if isinstance(node.func, ast.Attribute):
             method, receiver = node.func.attr, node.func.value
             base = method.rstrip("_") if method.endswith("_") and not method.startswith("_") else method
-            cast = method in ("to", "type") and any(ast.unparse(a) in {*DTYPES, *WIDE_DTYPES} or ast.unparse(a).endswith(".dtype") for a in [*node.args, *(k.value for k in node.keywords)])
-            arrays = self.is_array(receiver) or (not self.facts.ran(receiver) and (base in TENSOR_METHODS or base in SAME or cast) and not self._plain(receiver))
+            cast = method in ("to", "type") and any(
+                ast.unparse(a) in {*DTYPES, *WIDE_DTYPES} or ast.unparse(a).endswith(".dtype") for a in [*node.args, *(k.value for k in node.keywords)]
+            )
+            arrays = self.is_array(receiver) or (
+                not self.facts.ran(receiver) and (base in TENSOR_METHODS or base in SAME or cast) and not self._plain(receiver)
+            )
             if arrays:
                 if method != base and isinstance(receiver, ast.Name) and method not in SAME and self._read_after(receiver.id, node):
                     raise CannotTranslate(f"an array changed in place within an expression ({method})", node, "write it as a statement of its own")
@@ -367,7 +370,20 @@ class Rewriter(Operations, Statements, Numbers):
             raise CannotTranslate("more arguments than this operation is known to take", node)
         plain = {n.lstrip("*") for n in names}
         for keyword in keywords:
-            if keyword.arg in ("device", "layout", "requires_grad", "non_blocking", "memory_format", "pin_memory", "copy", "out", "generator", "inplace", "training", "output_size"):
+            if keyword.arg in (
+                "device",
+                "layout",
+                "requires_grad",
+                "non_blocking",
+                "memory_format",
+                "pin_memory",
+                "copy",
+                "out",
+                "generator",
+                "inplace",
+                "training",
+                "output_size",
+            ):
                 continue
             name = {"axis": "dim", "x": "input", "self": "input", "keepdims": "keepdim"}.get(keyword.arg, keyword.arg)
             if name not in plain:

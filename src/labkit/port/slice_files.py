@@ -88,7 +88,9 @@ def utils_text(context, model_type: str) -> str:
     """`utils_<family>.py`."""
     fields = context.config_attributes
     top_k = next((k for k in ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts") if k in fields), None)
-    coefficient = next((k for k in ("router_aux_loss_coef", "aux_loss_coef", "router_aux_loss_coefficient") if any(k in c for c in context.facts.record.config)), None)
+    coefficient = next(
+        (k for k in ("router_aux_loss_coef", "aux_loss_coef", "router_aux_loss_coefficient") if any(k in c for c in context.facts.record.config)), None
+    )
     if coefficient is not None and "router_logits" in context.reports and top_k is not None:
         return write_utils(model_type, experts_per_token=top_k, router_coefficient=coefficient)
     return write_utils(model_type, experts_per_token=top_k)

@@ -100,7 +100,11 @@ def _config_counts(facts, path, modules) -> bool:
     for found, config in zip(modules, facts.record.config):
         depth = path.count(".") + 1
         count = len({p.split(".")[depth] for p in found if p.startswith(path + ".")})
-        known = [config[k] for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers") if isinstance(config.get(k), int)]
+        known = [
+            config[k]
+            for k in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "decoder_layers")
+            if isinstance(config.get(k), int)
+        ]
         if count not in known:
             return False
     return True

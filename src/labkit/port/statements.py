@@ -64,7 +64,12 @@ class Statements:
     def s_Assign(self, node, indent):
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript) and self.assigns_array(node.targets[0]):
             return [indent + self.store(node.targets[0], self.expr(node.value), node)]
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute) and isinstance(node.targets[0].value, ast.Name) and self.t._is_config(self, node.targets[0].value):
+        if (
+            len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Attribute)
+            and isinstance(node.targets[0].value, ast.Name)
+            and self.t._is_config(self, node.targets[0].value)
+        ):
             config, freeze = self.target(node.targets[0].value), self.use("labkit.models.config", "freeze")
             return [f"{indent}{config} = dataclasses.replace({config}, {node.targets[0].attr}={freeze}({self.expr(node.value)}))"]
         lines = []
@@ -92,7 +97,7 @@ class Statements:
         """`x[i] = v` as `x = x.at[i].set(v)`; a mask as `jnp.where`. numpy's arrays change in place."""
         base = self.target(target.value)
         if self.numpy:
-            return f"{base}[{self.index(target.slice)}] {({'add': '+', 'multiply': '*'}.get(method, ''))}= {value}"
+            return f"{base}[{self.index(target.slice)}] { ({'add': '+', 'multiply': '*'}.get(method, '')) }= {value}"
         if isinstance(target.value, ast.Subscript) and not self.facts.is_a(target.value.value, "list"):
             raise CannotTranslate("assignment to an element of an element", node)
         if self._boolean_index(target.slice) and method == "set":
@@ -109,7 +114,18 @@ class Statements:
         return f"{base} = {base}.at[{self.index(target.slice)}].{method}({value})"
 
     def s_AugAssign(self, node, indent):
-        operators = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@"}
+        operators = {
+            ast.Add: "+",
+            ast.Sub: "-",
+            ast.Mult: "*",
+            ast.Div: "/",
+            ast.FloorDiv: "//",
+            ast.Mod: "%",
+            ast.Pow: "**",
+            ast.BitAnd: "&",
+            ast.BitOr: "|",
+            ast.MatMult: "@",
+        }
         load = as_load(node.target)
         value = self.expr(node.value)
         if isinstance(node.target, ast.Subscript) and self.assigns_array(node.target):

@@ -116,12 +116,18 @@ def _reads_arrays(context, node) -> bool:
 
 
 def _is_prefix(element, index) -> bool:
-    return isinstance(element, ast.Slice) and element.lower is None and element.step is None and isinstance(element.upper, ast.Name) and element.upper.id == index
+    return (
+        isinstance(element, ast.Slice) and element.lower is None and element.step is None and isinstance(element.upper, ast.Name) and element.upper.id == index
+    )
 
 
 def _is_one(element, index) -> bool:
-    return isinstance(element, ast.Slice) and element.step is None and element.lower is not None and element.upper is not None and (
-        ast.unparse(element.lower) == index and ast.unparse(element.upper) in (f"{index} + 1", f"1 + {index}")
+    return (
+        isinstance(element, ast.Slice)
+        and element.step is None
+        and element.lower is not None
+        and element.upper is not None
+        and (ast.unparse(element.lower) == index and ast.unparse(element.upper) in (f"{index} + 1", f"1 + {index}"))
     )
 
 

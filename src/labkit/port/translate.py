@@ -154,14 +154,17 @@ def record_of(model_type: str):
     return (record_sources_here if "torch" in sys.modules else record_sources)([f"variants:{model_type}"])
 
 
-
 def _tables_once(program, functions, ropes) -> None:
     """A rope class that computes its table anew in forward gets the one that `rope_init` makes for the call's positions."""
     for symbol in ropes:
         found = program.method(symbol.file, symbol.name, "forward")
         folded = functions.get(f"{found[0].key}.forward") if found else None
         for node in ast.walk(folded.node) if folded else ():
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in ("self.rope_init_fn", "self.compute_default_rope_parameters"):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Call)
+                and ast.unparse(node.value.func) in ("self.rope_init_fn", "self.compute_default_rope_parameters")
+            ):
                 node.value = ast.parse("(self.inv_freq, self.attention_scaling)", mode="eval").body
 
 

@@ -5,7 +5,20 @@ import ast
 from labkit.port.facts import Facts
 from labkit.port.values import CACHE_NAMES, Folded
 
-MUTATORS = {"update", "append", "extend", "insert", "setdefault", "add", "clear", "update_conv_state", "update_recurrent_state", "update_indexer", "keep_state", "register_buffer"}
+MUTATORS = {
+    "update",
+    "append",
+    "extend",
+    "insert",
+    "setdefault",
+    "add",
+    "clear",
+    "update_conv_state",
+    "update_recurrent_state",
+    "update_indexer",
+    "keep_state",
+    "register_buffer",
+}
 
 
 def names_in(node) -> set[str]:
@@ -230,7 +243,7 @@ class Trimmer:
         calls = list(self._calls())
         while changed:
             changed = False
-            for _, node, targets in calls:
+            for _, _, targets in calls:
                 if len(targets) < 2:
                     continue
                 wanted = {p for t in targets for p in keep[t.key]}
@@ -294,7 +307,9 @@ class Trimmer:
         sizes = {}
         for folded in self.functions.values():
             returns = self._returns(folded)
-            lengths = {len(r.value.elts) if isinstance(r.value, ast.Tuple) and not any(isinstance(e, ast.Starred) for e in r.value.elts) else 0 for r in returns}
+            lengths = {
+                len(r.value.elts) if isinstance(r.value, ast.Tuple) and not any(isinstance(e, ast.Starred) for e in r.value.elts) else 0 for r in returns
+            }
             if len(lengths) == 1 and lengths != {0} and folded.key not in self.entries and not folded.key.endswith(".compute_default_rope_parameters"):
                 sizes[folded.key] = lengths.pop()
         used: dict[str, set[int]] = {key: set() for key in sizes}
@@ -362,7 +377,9 @@ class Trimmer:
                 loads = [n for n in ast.walk(folded.node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
                 assigns = [n for n in ast.walk(folded.node) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)]
                 reads = [parents.get(n) for n in loads]
-                if len(assigns) == 1 and all(isinstance(r, ast.Subscript) and isinstance(r.slice, ast.Constant) and isinstance(r.slice.value, int) for r in reads):
+                if len(assigns) == 1 and all(
+                    isinstance(r, ast.Subscript) and isinstance(r.slice, ast.Constant) and isinstance(r.slice.value, int) for r in reads
+                ):
                     for k in keys:
                         used[k] |= {r.slice.value % size for r in reads}
 

@@ -68,7 +68,19 @@ class Folded:
 
 GIVEN_AT_ENTRY = {"input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
 CACHE_NAMES = {"cache", "past_key_values", "past_key_value", "cache_params", "layer_past"}
-DEAD_ATTRIBUTES = {"is_cuda": False, "return_dict": True, "use_return_dict": True, "output_attentions": False, "output_hidden_states": False, "training": False, "gradient_checkpointing": False, "_attn_implementation": "eager", "is_gradient_checkpointing": False, "add_cross_attention": False, "is_encoder_decoder": False}
+DEAD_ATTRIBUTES = {
+    "is_cuda": False,
+    "return_dict": True,
+    "use_return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "training": False,
+    "gradient_checkpointing": False,
+    "_attn_implementation": "eager",
+    "is_gradient_checkpointing": False,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+}
 DEAD_CALLS = {
     "is_torchdynamo_compiling": False,
     "is_flash_attention_requested": False,
