@@ -1,5 +1,4 @@
-"""Packed rows in decoders that carry a state along the row: attention keeps segments apart by its mask, a state does not, so segments run one after
-the other."""
+"""Packed rows in decoders that carry a state along the row: a mask keeps segments apart for attention, not for a state, so segments run in turn."""
 
 import functools
 

@@ -1,5 +1,4 @@
-"""Leftovers of a translation: parameters that no statement reads any more, such as a padding mask that the call's own record of its tokens took the
-place of."""
+"""Leftovers of a translation: parameters that no statement reads any more, such as a padding mask whose place the call's own record of its tokens took."""
 
 import ast
 
