@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
+PHASES ?= 1,2,3,4
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d' ' -f1)
 
@@ -12,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 .PHONY: run test lab board install
 
 run: $(STAMP)
-	$(BIN)/labkit run $(MODEL) $(ARGS)
+	$(BIN)/labkit run $(MODEL) --phases $(PHASES) $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)

@@ -51,14 +51,14 @@ def test_a_family_that_the_translator_refuses_ends_phase_1_blocked_with_the_list
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_four_phases_of_a_family(family, tmp_path):
-    done = command("run", f"tiny:{family}", "--handovers", tmp_path, "--quiet")
+    done = command("run", f"tiny:{family}", "--phases", "1,2,3,4", "--handovers", tmp_path, "--quiet")
     assert done.returncode == 0, done.stdout + done.stderr
     records = Records(tmp_path / f"tiny-{family}").all()
     assert [r.phase for r in records] == [1, 2, 3, 4] and all(r.passed for r in records)
     exact = [v for v in records[-1].verdicts if v.name == "exact"]
     assert {v.on for v in exact} == {"subset", "full"} and all(v.value <= 1e-9 for v in exact)
     assert records[-1].outcome["float32"]["greedy"]["tokens"] >= 16
-    again = command("run", f"tiny:{family}", "--handovers", tmp_path, "--quiet")
+    again = command("run", f"tiny:{family}", "--phases", "1,2,3,4", "--handovers", tmp_path, "--quiet")
     assert again.returncode == 0 and again.stdout.count("reused") == 4
 
 
@@ -79,7 +79,7 @@ def test_check_gives_the_object_of_the_design():
 @pytest.mark.slow
 def test_killed_and_interrupted_in_every_phase_it_resumes_and_tells(tmp_path):
     store = Records(tmp_path / "tiny-qwen3")
-    arguments = ("run", "tiny:qwen3", "--handovers", tmp_path, "--quiet")
+    arguments = ("run", "tiny:qwen3", "--phases", "1,2,3,4", "--handovers", tmp_path, "--quiet")
     for number in (1, 2, 3, 4):
         run = started(*arguments)
         os.kill(int(wait_for(store, number, run).run.split("#")[1]), signal.SIGKILL)

@@ -11,7 +11,7 @@ from labkit.errors import InputError
 
 @click.command(epilog=MODEL_HELP)
 @click.argument("model", default="smollm2-135m")
-@click.option("--phases", default="1,2,3,4", show_default=True, help="Phases to run, by number.")
+@click.option("--phases", default="1,2,3,4,5", show_default=True, help="Phases to run, by number; 1 to 4 are the proof, 5 is scale.")
 @click.option("-p", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="A notebook parameter; at least one of the phases must know it.")
 @click.option("--force", is_flag=True, help="Run phases again even when nothing they depend on has changed.")
 @click.option("--keep", is_flag=True, help="Keep subset and checkpoints in the scratch folder when the verification fails.")
