@@ -3,12 +3,14 @@
 import collections
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from labkit.errors import InputError
 from labkit.hf import ensure_free, scratch, scratch_dir
+from labkit.hf.scratch import clear, held
 
 Usage = collections.namedtuple("Usage", "total used free")
 
@@ -72,3 +74,17 @@ def test_an_output_under_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"), scratch.atomic_directory(Path(tmp_path / "file" / "out")):
         pass
+
+
+def test_what_nobody_wrote_to_is_cleared_and_the_rest_stays(tmp_path):
+    for name, age in (("tiny/old/model.safetensors", 90_000), ("tiny/old/nested/config.json", 90_000), ("runs/now/a.bin", 10), ("runs/mixed/old.bin", 90_000)):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * 100)
+        os.utime(file, (time.time() - age,) * 2)
+        for folder in list(file.parents)[: len(file.relative_to(tmp_path).parts) - 1]:
+            os.utime(folder, (time.time() - age,) * 2)
+    (tmp_path / "runs/mixed/new.bin").write_bytes(b"y")
+    assert held(tmp_path) == {"tiny": 200, "runs": 201}
+    assert clear(tmp_path, untouched=86_400) == 200
+    assert not (tmp_path / "tiny/old").exists() and (tmp_path / "runs/now/a.bin").is_file() and (tmp_path / "runs/mixed/old.bin").is_file()

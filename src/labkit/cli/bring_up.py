@@ -169,12 +169,13 @@ def diagnose(model, as_json, revision, trust_remote_code) -> None:
 
 
 @click.command()
+@click.option("--clear", is_flag=True, help="Remove from scratch what was not written to for a day: tiny checkpoints, runs, slices; the lab makes them again.")
 @as_json
-def doctor(as_json) -> None:
+def doctor(clear, as_json) -> None:
     """This machine: packages, devices, memory, scratch."""
     from labkit.lab.doctor import doctor
 
     with only(as_json) as emit:
-        report = doctor()
+        report = doctor(clear)
         emit(report.as_json() if as_json else report.plain())
     sys.exit(0 if report.healthy else 1)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,28 @@ def _shared_memory_serves() -> bool:
     if not SHARED_MEMORY.is_dir() or not os.access(own if own.is_dir() else SHARED_MEMORY, os.W_OK):
         return False
     return own.is_dir() or shutil.disk_usage(SHARED_MEMORY).free >= ENOUGH_SHARED_MEMORY
+
+
+def held(scratch: Path) -> dict[str, int]:
+    """Folder of the scratch folder -> bytes of its files, largest first."""
+    sizes = {
+        folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) for folder in scratch.iterdir() if folder.is_dir()
+    }
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def clear(scratch: Path, *, untouched: float) -> int:
+    """Remove what lies two levels down (a checkpoint, a run, a slice) and was not written to for `untouched` seconds. Returns the bytes freed.
+
+    The lab makes all of it again when it is asked for; what a run is writing now is younger than that.
+    """
+    freed, before = 0, time.time() - untouched
+    for item in (item for folder in scratch.iterdir() if folder.is_dir() for item in folder.iterdir()):
+        files = [item, *item.rglob("*")] if item.is_dir() else [item]
+        if max(f.lstat().st_mtime for f in files) < before:
+            freed += sum(f.lstat().st_size for f in files if f.is_file())
+            shutil.rmtree(item, ignore_errors=True) if item.is_dir() else item.unlink(missing_ok=True)
+    return freed
 
 
 def ensure_free(path: str | os.PathLike, nbytes: int) -> None:

@@ -1,5 +1,6 @@
 """`labkit doctor`: what this machine has, and what of it stands in the way."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 
 from labkit.lab.records import machine
 from labkit.lab.show import Table
+
+DAY = 24 * 3600.0
 
 
 @dataclass
@@ -38,10 +41,12 @@ def pins() -> dict[str, str]:
     return {m.group(1): m.group(2) for m in found if m}
 
 
-def doctor() -> Report:
-    """Look at the interpreter, the pinned packages, devices, scratch and the notebooks."""
+def doctor(clear: bool = False) -> Report:
+    """Look at the interpreter, the pinned packages, devices, scratch and the notebooks. clear: first remove from scratch what nobody wrote to for a day."""
     from labkit.errors import LabError
     from labkit.hf import scratch_dir
+    from labkit.hf.scratch import clear as clear_scratch
+    from labkit.hf.scratch import held
     from labkit.lab.places import handovers_dir, notebooks_dir
 
     report = Report()
@@ -75,6 +80,12 @@ def doctor() -> Report:
             add(what, f"{place}, {free / 2**30:.1f} GiB free", problem)
         except LabError as error:
             add(what, error.where, error.paragraph())
+    with contextlib.suppress(LabError, OSError):
+        place = scratch_dir()
+        if clear:
+            add("cleared", f"{clear_scratch(place, untouched=DAY) / 2**30:.2f} GiB of scratch that was not written to for a day")
+        sizes = [f"{name} {size / 2**30:.2f}" for name, size in held(place).items() if size >= 2**24]
+        add("in scratch", f"GiB: {', '.join(sizes) or 'little'}; `labkit doctor --clear` removes what is older than a day")
     try:
         add("notebooks", notebooks_dir())
     except LabError as error:
