@@ -57,3 +57,46 @@ def test_attributes_that_nobody_reads_go_and_others_stay():
     left = remove_leftovers(UNREAD)
     assert "self.size" not in left and "self.config" not in left
     assert "self.kept = config.kept" in left
+
+
+RELATIVES = """class Router:
+
+    def __init__(self, config):
+        self.top_k = config.top_k
+        self.size = config.size
+
+    def __call__(self, x):
+        return top(x, self.top_k)
+
+
+class Block:
+
+    def __init__(self, config):
+        self.top_k = config.top_k
+        self.held = config.held
+        self.router = Router(config)
+
+    def __call__(self, x):
+        return self.router(x){more}
+
+
+class Wide(Block):
+
+    def __init__(self, config):
+        super().__init__(config)
+
+    def wide(self, x):
+        return x * self.held
+"""
+
+
+def test_an_attribute_of_the_same_name_in_another_class_keeps_nothing():
+    left = remove_leftovers(RELATIVES.format(more=""))
+    assert left.count("self.top_k = config.top_k") == 1 and "self.size" not in left
+    assert "self.held = config.held" in left, "a derived class reads it"
+
+
+@pytest.mark.parametrize("more", [" + self.other.top_k", " + helper(self)"])
+def test_what_others_may_read_stays(more):
+    left = remove_leftovers(RELATIVES.format(more=more))
+    assert left.count("self.top_k = config.top_k") == 2

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from labkit.port.construct import InitRewriter, numpy_text
+from labkit.port.docstrings import first_sentence
 from labkit.port.program import Symbol
 from labkit.port.refusal import CannotTranslate
 from labkit.port.rewrite import Rewriter
@@ -178,11 +179,10 @@ class Emitter:
         return "\n".join(self.class_lines(symbol))
 
     def cite(self, file, line, node=None) -> str:
-        """The docstring of what is emitted: the first line of the reference's, and where it stands."""
-        text = (ast.get_docstring(node) or "").strip().splitlines() if node is not None else []
-        first = text[0].strip() if text else ""
+        """The docstring of what is emitted: the first sentence of the reference's, and where it stands."""
+        first = first_sentence(ast.get_docstring(node) or "") if node is not None else ""
         plain = first and len(first) < 110 and '"' not in first and "\\" not in first
-        return f'"""{first.rstrip(".")}. {file}:{line}."""' if plain else f'"""{file}:{line}."""'
+        return f'"""{first} {file}:{line}."""' if plain else f'"""{file}:{line}."""'
 
     def signature(self, folded, extra="") -> str:
         args = folded.original.args

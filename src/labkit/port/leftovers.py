@@ -75,24 +75,52 @@ class _Renamed(ast.NodeTransformer):
         return node
 
 
+_READ_CONFIG = ("DecoderCall.begin", "empty_cache")
+"""Functions of `layers/decoding.py`; of a model they read `config` alone."""
+
+_LIBRARIES = ("jnp.", "jax.", "np.")
+
+
 def _drop_unread_attributes(tree: ast.Module) -> None:
-    """`self.x = value` in constructors, where no code of the module reads an x and the value makes no module, parameter or constant."""
+    """`self.x = value` in constructors, where no code that can hold such an object reads an x and the value makes no module, parameter or constant."""
+    classes = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef)}
     for _ in range(4):
-        read = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and ast.unparse(n.value) != "config"}
-        read |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        elsewhere = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        elsewhere |= {n.attr for n in _loads(tree) if not ast.unparse(n.value).endswith(("self", "config")) and not ast.unparse(n).startswith(_LIBRARIES)}
         changed = False
-        for cls in [n for n in tree.body if isinstance(n, ast.ClassDef)]:
-            own = {n.attr for n in ast.walk(cls) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and ast.unparse(n.value) == "self"}
-            derived = any(isinstance(b, ast.Name) and b.id == cls.name for other in tree.body if isinstance(other, ast.ClassDef) for b in other.bases)
+        for cls in classes.values():
+            family = _family(cls, classes)
+            read = {n.attr for member in family for n in _loads(member) if ast.unparse(n.value) == "self"}
+            shared = len(family) > 1 or any(isinstance(b, ast.Name) and b.id != "nnx" for b in cls.bases)
+            if any(_handed_on(member) for member in family):
+                read |= {n.attr for n in _loads(tree) if ast.unparse(n.value) == "self"}
             for init in [m for m in cls.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]:
-                kept = []
-                for statement in init.body:
-                    unread = _unread(statement, read, own, derived or any(isinstance(b, ast.Name) and b.id != "nnx" for b in cls.bases))
-                    changed |= unread
-                    kept += [] if unread else [statement]
+                kept = [statement for statement in init.body if not _unread(statement, read | elsewhere, read, shared)]
+                changed |= len(kept) < len(init.body)
                 init.body = kept or [ast.Pass()]
         if not changed:
             return
+
+
+def _loads(tree) -> list[ast.Attribute]:
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+
+
+def _family(cls: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
+    """The class, the module's classes that it derives from, and those that derive from any of them."""
+    bases = lambda one: [b.id for b in one.bases if isinstance(b, ast.Name) and b.id in classes]
+    found = {cls.name}
+    while True:
+        more = {name for name, one in classes.items() if {name, *bases(one)} & found for name in (name, *bases(one))} - found
+        if not more:
+            return [classes[name] for name in found]
+        found |= more
+
+
+def _handed_on(cls: ast.ClassDef) -> bool:
+    """A method gives `self` to some function, which may read any attribute."""
+    calls = [n for n in ast.walk(cls) if isinstance(n, ast.Call) and ast.unparse(n.func) not in _READ_CONFIG]
+    return any(isinstance(arg, ast.Name) and arg.id == "self" for call in calls for arg in (*call.args, *(k.value for k in call.keywords)))
 
 
 def _unread(statement, read: set[str], own: set[str], shared: bool) -> bool:
