@@ -10,7 +10,7 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, load_balancing_loss_func
 
 from labkit.hf.exact import exact_mode
-from labkit.layers.grouped_product import _blocked_matmul
+from labkit.layers.grouped_product import _blocked_outer, _group_matmul, _group_outer, first_rows
 from labkit.layers.loss import load_balancing_loss
 from labkit.layers.moe import apply_experts, routing_statistics
 
@@ -86,15 +86,45 @@ def test_each_fault_is_noticed(fault):
     assert np.abs(np.asarray(got) - want).max() / np.abs(want).max() > 1e-2
 
 
-@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [9, 0, 0, 0], [0, 0, 0, 2], [0, 0, 0, 0]])
-@pytest.mark.parametrize("block", [1, 4, 16])
-def test_blocked_product_equals_ragged_dot(sizes, block):
+SIZES = [[3, 0, 5, 1], [9, 0, 0, 0], [0, 0, 0, 2], [0, 0, 0, 0], [2, 3, 4, 2]]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("first", "block"), [(0, 1), (0, 4), (0, 16), (2, 1), (2, 3), (8, 4), (16, 1)])
+def test_the_product_by_groups_equals_ragged_dot(sizes, transposed, first, block):
     random = np.random.RandomState(0)
     rows, weights, groups = jnp.asarray(random.randn(11, 5)), jnp.asarray(random.randn(4, 5, 3)), jnp.asarray(sizes, jnp.int32)
-    got = np.asarray(jax.jit(_blocked_matmul, static_argnums=3)(rows, groups, weights, block))
+    given = weights.swapaxes(1, 2) if transposed else weights
+    got = np.asarray(_group_matmul(rows, groups, given, first, block, transposed))
     want = np.asarray(jax.jit(jax.lax.ragged_dot)(rows, weights, groups))
     np.testing.assert_allclose(got[: sum(sizes)], want[: sum(sizes)], rtol=1e-5, atol=1e-5)
     assert not got[sum(sizes) :].any()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("first", "block"), [(0, 4), (2, 1), (2, 3), (8, 4)])
+def test_the_gradient_of_weights_by_groups(sizes, first, block):
+    random = np.random.RandomState(1)
+    left, right, groups = random.randn(11, 5), random.randn(11, 3), jnp.asarray(sizes, jnp.int32)
+    ends = np.cumsum(sizes)
+    want = np.stack([left[end - size : end].T @ right[end - size : end] for size, end in zip(sizes, ends)])
+    with jax.enable_x64(True):
+        got = _group_outer(jnp.asarray(left), jnp.asarray(right), groups, first, block, np.float64)
+        on_tpu = _blocked_outer(jnp.asarray(left), jnp.asarray(right), groups, block, np.float64, 1)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(on_tpu, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mean", [1, 7, 8, 32, 1000])
+def test_first_rows_are_those_that_chance_gives(mean):
+    """Rows on 64 experts by chance: the batched product takes nearly all of them and is not much larger than the rows are; too few rows are not batched."""
+    first = first_rows(mean)
+    sizes = np.bincount(np.random.RandomState(0).randint(0, 64, 64 * mean), minlength=64)
+    if mean < 8:
+        assert first == 0
+    else:
+        assert np.minimum(sizes, first).sum() >= 0.97 * sizes.sum() and first <= 2 * mean
 
 
 def test_load_balancing_loss_equals_the_reference_with_padding():
