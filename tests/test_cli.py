@@ -56,6 +56,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
         (["run", "tiny:qwen3", "--phases", "1", "-p", "golden", "x"], "golden"),
         (["handover", "nobody"], "no records of nobody"),
         (["inspect"], "Missing argument"),
+        (["board", "mixtral", "--steps", "prefill,trip"], "round trip"),
         (["check", "tiny:qwen3", "--nope"], "No such option"),
     ],
 )

@@ -10,7 +10,8 @@ import sys
 import time
 
 ROUNDS = 5
-SEQUENCES, LENGTH = 4, 128
+SEQUENCES, LENGTH = 8, 256
+"""What `labkit train` takes unless told otherwise."""
 LIMIT = 1.1
 
 

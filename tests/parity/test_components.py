@@ -45,6 +45,33 @@ def test_every_module_and_point_of_the_reference_is_compared(both):
     assert {f"layers.1.self_attn.{point}" for point in ("q_rope", "k_rope", "attn")} <= set(both.free) & set(both.captured.outputs)
 
 
+def test_a_module_that_another_ones_method_calls_has_its_whole_path():
+    from flax import nnx
+
+    class Inner(nnx.Module):
+        def __init__(self):
+            self.router = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+        def predict(self, x):
+            return self.router(x)
+
+    class Layer(nnx.Module):
+        def __init__(self):
+            self.inner, self.several = Inner(), nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(1))])
+
+        def __call__(self, x):
+            return self.several[0](self.inner.predict(x))
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layer = Layer()
+
+        def __call__(self, tokens, scan):
+            return self.layer(jax.nn.one_hot(tokens, 3))
+
+    assert set(capture(Model(), np.array([[0, 1, 2]]))) == {"layer", "layer.inner.router", "layer.several.0", "logits"}
+
+
 def test_rows_cite_both_sources(both):
     for row in compare_components(both.free, both.isolated, both.captured).rows:
         assert row.reference.startswith("transformers/models/llama/modeling_llama.py:") and int(row.reference.rpartition(":")[2]) > 0

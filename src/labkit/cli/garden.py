@@ -54,9 +54,9 @@ def show_code(files: dict[str, str]) -> None:
 @click.option("--steps", default=None, help="Only these steps, e.g. prefill,decode.")
 def board(types, jobs, out, apart, resume, time_limit, steps) -> None:
     """Translate and prove every decoder-only type of the installed transformers (or TYPES), and print the table."""
-    from labkit.lab.board import board
+    from labkit.lab.board import board, check_steps
 
-    options = ["--steps", steps] if steps else []
+    options = ["--steps", check_steps(steps)] if steps else []
     say = lambda line: click.echo(line, err=True)
     result = board(types, jobs=jobs, out=out, apart=apart, resume=resume, time_limit=time_limit, options=options, say=say)
     click.echo(result.plain())

@@ -60,6 +60,16 @@ class Board:
         return "\n".join(lines)
 
 
+def check_steps(text: str) -> str:
+    """Names of steps, separated by commas, as they are. Raises InputError for a name that no step has."""
+    from labkit.parity.proof import STEPS
+
+    for name in text.split(","):
+        if name not in STEPS:
+            raise InputError(f"No step is called {name!r}", "--steps", f"Choose among {', '.join(STEPS)}")
+    return text
+
+
 def holds(row: dict, column: str) -> bool | None:
     """Whether the type passes the column on every configuration it was tried on; None where it was not tried."""
     if column == "translated":

@@ -5,6 +5,7 @@ by loop, so that every layer is a call of its own. With `inject`, each module ge
 what is recorded is then what each piece of code makes of exact inputs, so that one forward isolates every piece at once.
 """
 
+import collections
 import sys
 from contextlib import ExitStack, contextmanager
 
@@ -182,14 +183,18 @@ def is_router(parts) -> bool:
 
 
 def _path_within(parent, module) -> str | None:
-    """The attribute path from `parent` to `module`, looking through lists and dicts but not through other modules."""
-    pending = [((key,), value) for key, value in vars(parent).items() if not key.startswith("_")]
+    """The shortest attribute path from `parent` to `module`, through lists, dicts and, where a module is reached by another one's method, through that one."""
+    pending = collections.deque(((key,), value) for key, value in vars(parent).items() if not key.startswith("_"))
+    seen: set[int] = set()
     while pending:
-        path, value = pending.pop()
+        path, value = pending.popleft()
         if value is module:
             return ".".join(map(str, path))
         if isinstance(value, (list, tuple, nnx.List)):
             pending += [((*path, i), item) for i, item in enumerate(value)]
         elif isinstance(value, (dict, nnx.Dict)):
             pending += [((*path, key), item) for key, item in value.items()]
+        elif isinstance(value, nnx.Module) and id(value) not in seen:
+            seen.add(id(value))
+            pending += [((*path, key), item) for key, item in vars(value).items() if not key.startswith("_")]
     return None

@@ -402,7 +402,7 @@ class Context:
         name = symbol.name
         if name.startswith("create_") and "mask" in name:
             return self._mask(rewriter, node, name)
-        if name == "KVSharingDict":
+        if name in ("KVSharingDict", "UserDict") and not node.args and not node.keywords:
             return "{}"
         if name == "get_activation":
             return f"{rewriter.use('labkit.layers.activations', 'activation')}({rewriter.arguments(node)})"

@@ -410,4 +410,5 @@ def _replace(parent, old, new):
 
 def _is_output_class(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
-    return bool(call.keywords) and not call.args and ("Output" in name.split(".")[-1]) and "_" not in name.split(".")[-1]
+    last = name.split(".")[-1]
+    return bool(call.keywords) and not call.args and "Output" in last and last[:1].isupper()
