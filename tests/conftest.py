@@ -1,6 +1,7 @@
 """Eight CPU devices before jax is first imported, no other platform, and scratch, caches and handovers in a folder of the test session."""
 
 import os
+import signal
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -14,6 +15,9 @@ import pytest
 
 def pytest_configure(config):
     """One scratch folder for the whole session and for every process it starts, so that tiny checkpoints and the built-in model are made once."""
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and those that send it to themselves would wait in vain.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "LABKIT_SCRATCH" not in os.environ or not hasattr(config, "workerinput"):
         config.labkit_scratch = tempfile.TemporaryDirectory(prefix="labkit-tests-")
         os.environ["LABKIT_SCRATCH"] = config.labkit_scratch.name
