@@ -188,6 +188,17 @@ def test_scan_loop_remat_and_greedy_agree(fields):
         assert np.array_equal(forward(model, greedy[:, :length])[:, -1].argmax(-1), greedy[:, length])
 
 
+def test_layers_of_a_plain_list_are_computed_anew_too():
+    """The tail is one layer more that the program computes anew."""
+    anew = {}
+    for tail in (0, 1):
+        graphdef, state = nnx.split(made(**LOOPED | {"tail": tail}))
+        for policy in (None, "full"):
+            program = jax.make_jaxpr(lambda state: nnx.merge(graphdef, state)(jnp.asarray(TOKENS), remat=policy))(state)
+            anew[tail, policy] = str(program).count("remat")
+    assert anew[0, None] == anew[1, None] == 0 and anew[1, "full"] == anew[0, "full"] + 1
+
+
 @pytest.mark.slow
 def test_gradients_pass_through_remat():
     graphdef, state = nnx.split(made())

@@ -126,7 +126,8 @@ class DecoderCall:
         if isinstance(layers, list | tuple) or (isinstance(layers, nnx.List) and not any(isinstance(item, nnx.List) for item in layers)):
             for index, layer in enumerate(layers):
                 with layer_scope(index):
-                    carry = _checked(step(layer, self.layer(f"run{run}.{index}", index), *carry), carry, f"layer {index}", grows)
+                    out = self._list_step(step, layer, self.layer(f"run{run}.{index}", index), carry)
+                    carry = _checked(out, carry, f"layer {index}", grows)
             return carry if len(carry) != 1 else carry[0]
         plan, prefix = self.model.config.plan, f"run{run}." if run else ""
         kept = [[{} for _ in segment.cycle] for segment in plan.segments]
@@ -150,6 +151,20 @@ class DecoderCall:
             before = self._layers or [[{} for _ in segment] for segment in written]
             self._layers = [[old | new for old, new in zip(*pair)] for pair in zip(before, written)]
         return carry if len(carry) != 1 else carry[0]
+
+    def _list_step(self, step, layer, handle, carry):
+        """One layer of a plain list; computed anew in the backward pass when the call says so, which no call with a cache needs."""
+        if not self.remat or self._before is not None:
+            return step(layer, handle, *carry)
+
+        def run_layer(carry):
+            with collecting() as aux:
+                return step(layer, handle, *carry), aux
+
+        out, aux = jax.checkpoint(run_layer, policy=self.policy)(carry)
+        for name, value in aux.items():
+            report(name, value)
+        return out
 
     def _layer_step(self, step, graphdef, place, segment, prefix, grows):
         """(carry, (state of the module, kept state, index)) -> (carry, (kept state, aux)) for one position of the plan."""
