@@ -32,4 +32,16 @@ def unusual(context, text: str) -> list[str]:
         found.append(f"layers of several classes: {', '.join(sorted(kinds))}")
     if context.spine.layers is None:
         found.append("layers that cannot be stacked: kept as a list and run by a loop")
-    return found
+    return found + [
+        f"the reference computes a part of this without gradients ({place}); here gradients pass through all of it" for place in _without_gradients(context)
+    ]
+
+
+def _without_gradients(context) -> list[str]:
+    """file:line of every value that is a context without gradients or none, as the loop's turn has it."""
+    places = set()
+    for folded in context.functions.values():
+        for node in ast.walk(folded.original):
+            if isinstance(node, ast.IfExp) and any(re.search(r"\bno_grad\(\)", ast.unparse(branch)) for branch in (node.body, node.orelse)):
+                places.add(f"{folded.file}:{node.lineno}")
+    return sorted(places)
