@@ -76,8 +76,24 @@ def test_an_output_under_a_file(tmp_path):
         pass
 
 
+def test_a_folder_that_the_user_chose_is_not_cleared(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    os.utime(tmp_path / "mine" / "thesis.txt", (0, 0))
+    with pytest.raises(InputError, match="LABKIT_SCRATCH"):
+        clear(tmp_path, untouched=1)
+    assert (tmp_path / "mine" / "thesis.txt").is_file()
+
+
 def test_what_nobody_wrote_to_is_cleared_and_the_rest_stays(tmp_path):
-    for name, age in (("tiny/old/model.safetensors", 90_000), ("tiny/old/nested/config.json", 90_000), ("runs/now/a.bin", 10), ("runs/mixed/old.bin", 90_000)):
+    tmp_path = tmp_path / "labkit"
+    for name, age in (
+        ("slices/edited/modeling.py", 90_000),
+        ("tiny/old/model.safetensors", 90_000),
+        ("tiny/old/nested/config.json", 90_000),
+        ("runs/now/a.bin", 10),
+        ("runs/mixed/old.bin", 90_000),
+    ):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x" * 100)
@@ -85,6 +101,7 @@ def test_what_nobody_wrote_to_is_cleared_and_the_rest_stays(tmp_path):
         for folder in list(file.parents)[: len(file.relative_to(tmp_path).parts) - 1]:
             os.utime(folder, (time.time() - age,) * 2)
     (tmp_path / "runs/mixed/new.bin").write_bytes(b"y")
-    assert held(tmp_path) == {"tiny": 200, "runs": 201}
+    assert held(tmp_path) == {"runs": 201, "tiny": 200, "slices": 100}
     assert clear(tmp_path, untouched=86_400) == 200
     assert not (tmp_path / "tiny/old").exists() and (tmp_path / "runs/now/a.bin").is_file() and (tmp_path / "runs/mixed/old.bin").is_file()
+    assert (tmp_path / "slices/edited/modeling.py").is_file()

@@ -169,7 +169,9 @@ def diagnose(model, as_json, revision, trust_remote_code) -> None:
 
 
 @click.command()
-@click.option("--clear", is_flag=True, help="Remove from scratch what was not written to for a day: tiny checkpoints, runs, slices; the lab makes them again.")
+@click.option(
+    "--clear", is_flag=True, help="Remove from scratch what was not written to for a day: tiny checkpoints, runs; the lab makes them again. Slices stay."
+)
 @as_json
 def doctor(clear, as_json) -> None:
     """This machine: packages, devices, memory, scratch."""

@@ -12,6 +12,8 @@ from labkit.errors import InputError
 
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_MEMORY = 4 << 30
+OWN = "labkit"
+"""The name of a scratch folder that holds nothing but the lab's files."""
 
 
 def user_name() -> str:
@@ -28,7 +30,7 @@ def scratch_dir(override: str | os.PathLike | None = None) -> Path:
     if chosen:
         path = Path(chosen).expanduser()
     elif _shared_memory_serves():
-        path = SHARED_MEMORY / user_name() / "labkit"
+        path = SHARED_MEMORY / user_name() / OWN
     else:
         path = Path("~/.cache/labkit").expanduser()
     try:
@@ -57,12 +59,17 @@ def held(scratch: Path) -> dict[str, int]:
 
 
 def clear(scratch: Path, *, untouched: float) -> int:
-    """Remove what lies two levels down (a checkpoint, a run, a slice) and was not written to for `untouched` seconds. Returns the bytes freed.
+    """Remove what lies two levels down (a checkpoint, a run) and was not written to for `untouched` seconds. Returns the bytes freed.
 
-    The lab makes all of it again when it is asked for; what a run is writing now is younger than that.
+    The lab makes all of it again when it is asked for; what a run is writing now is younger than that. Slices stay: someone may have edited one.
+    Raises InputError for a folder that is not the lab's own by its name: one that $LABKIT_SCRATCH names may hold other people's files.
     """
+    if scratch.name != OWN:
+        raise InputError(
+            "This scratch folder was chosen by LABKIT_SCRATCH and may hold files that are not the lab's", scratch, "Remove by hand what you no longer need"
+        )
     freed, before = 0, time.time() - untouched
-    for item in (item for folder in scratch.iterdir() if folder.is_dir() for item in folder.iterdir()):
+    for item in (item for folder in scratch.iterdir() if folder.is_dir() and folder.name != "slices" for item in folder.iterdir()):
         files = [item, *item.rglob("*")] if item.is_dir() else [item]
         if max(f.lstat().st_mtime for f in files) < before:
             freed += sum(f.lstat().st_size for f in files if f.is_file())

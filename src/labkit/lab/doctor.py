@@ -42,7 +42,10 @@ def pins() -> dict[str, str]:
 
 
 def doctor(clear: bool = False) -> Report:
-    """Look at the interpreter, the pinned packages, devices, scratch and the notebooks. clear: first remove from scratch what nobody wrote to for a day."""
+    """Look at the interpreter, the pinned packages, devices, scratch and the notebooks.
+
+    clear: first remove from scratch what nobody wrote to for a day. Raises InputError when scratch is no folder of the lab's own.
+    """
     from labkit.errors import LabError
     from labkit.hf import scratch_dir
     from labkit.hf.scratch import clear as clear_scratch
@@ -51,6 +54,8 @@ def doctor(clear: bool = False) -> Report:
 
     report = Report()
     add = lambda what, value, problem="": report.rows.append((what, str(value), problem))
+    if clear:
+        add("cleared", f"{clear_scratch(scratch_dir(), untouched=DAY) / 2**30:.2f} GiB of scratch that was not written to for a day")
     add("machine", machine(), "" if sys.version_info >= (3, 11) else "Python 3.11 or later is needed")
     wanted = pins()
     add("labkit", importlib.metadata.version("labkit") if wanted else "a checkout, not installed: its pins are not checked", "")
@@ -82,8 +87,6 @@ def doctor(clear: bool = False) -> Report:
             add(what, error.where, error.paragraph())
     with contextlib.suppress(LabError, OSError):
         place = scratch_dir()
-        if clear:
-            add("cleared", f"{clear_scratch(place, untouched=DAY) / 2**30:.2f} GiB of scratch that was not written to for a day")
         sizes = [f"{name} {size / 2**30:.2f}" for name, size in held(place).items() if size >= 2**24]
         add("in scratch", f"GiB: {', '.join(sizes) or 'little'}; `labkit doctor --clear` removes what is older than a day")
     try:

@@ -137,7 +137,7 @@ def _group_outer(left, right, group_sizes, first: int, block: int, dtype):
 def _blocked_outer(left, right, group_sizes, block: int, dtype, steps: int):
     """left^T @ right of each group: [rows, m], [rows, n] -> [groups, m, n], added up in at least float32. steps: blocks of a group at balanced load, which
     the loop's name says for those who count operations (`scale/hlo_flow.EXPECTED`)."""
-    wide, starts = wide_dtype(left.dtype), jnp.cumsum(group_sizes, dtype=group_sizes.dtype) - group_sizes
+    wide = wide_dtype(left.dtype)
     left, right = (jnp.pad(array, ((0, block), (0, 0))) for array in (left, right))
 
     def group(_, start_and_size):
@@ -153,7 +153,7 @@ def _blocked_outer(left, right, group_sizes, block: int, dtype, steps: int):
             total = jax.lax.fori_loop(jnp.zeros((), size.dtype), -(-size // block), step, jnp.zeros((left.shape[1], right.shape[1]), wide))
         return None, total.astype(dtype)
 
-    return jax.lax.scan(group, None, (starts, group_sizes))[1]
+    return jax.lax.scan(group, None, (_starts(group_sizes), group_sizes))[1]
 
 
 def mean_rows(tokens: int, top_k: int, experts: int) -> int:
