@@ -51,6 +51,7 @@ GONE = {
     "asserts, warnings, docstrings": ("'doc'\nassert input_ids is not None\nlogger.warning_once('x')\nreturn input_ids", "return input_ids"),
     "other attention": ("if self.config._attn_implementation != 'eager':\n    return self.fast(input_ids)\nreturn input_ids", "return input_ids"),
     "compiling": ("if not is_torchdynamo_compiling():\n    return input_ids\nreturn None", "return input_ids"),
+    "where arrays are": ("x = input_ids\nif x.device != attention_mask.device:\n    x = x.to(attention_mask.device)\nreturn x", "x = input_ids\nreturn x"),
     "after a return": ("return input_ids\nx = 1\n", "return input_ids"),
     "keywords that arrays do not have": ("return input_ids.to(torch.long, non_blocking=True)", "return input_ids.to(torch.long)"),
     "with and try": ("with torch.no_grad():\n    x = input_ids + 1\nreturn x", "x = input_ids + 1\nreturn x"),

@@ -18,6 +18,11 @@ from tests.port import toy
 # Inputs: x, y [2, 3, 4], w [4, 5] and v [4] of floats; i [2, 3, 4] of integers within 0..3, j [3] of positions; m [2, 3, 4] of booleans; p > 0; e a list of
 # pieces; q [2, 4, 6] and k [4, 1, 3] for convolutions.
 EXPRESSIONS = """
+nn.Softmax(dim=-1)(x)
+nn.GELU(approximate="tanh")(x)
+torch.nn.SiLU()(x)
+x.detach() * 2
+i.detach() + 1
 x.view(2, 12)
 x.view(x.shape[0], -1)
 x.reshape(*x.shape[:-1], 2, 2)

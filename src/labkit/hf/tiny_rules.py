@@ -81,6 +81,7 @@ _VALUES = (
     ),
     (0.0, "activation_dropout layerdrop"),
 )
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 SIZES = {key: size for size, keys in _SIZES for key in keys.split()}
 VALUES = {key: value for value, keys in _VALUES for key in keys.split()}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -110,7 +111,8 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
         key: _in_turn(value) or value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key
     }
     stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
-    for more in [{}, *_nested(defaults)]:
+    fewer = [{key: 4} for key in HEADS if key in base][:1]  # a class may cut its heads into parts of a number of its own
+    for more in [{}, *_nested(defaults), *fewer]:
         for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
             yield {**base, **stack, **key_value, **head_size, **expert, **more}
 

@@ -16,8 +16,12 @@ def identity(x):
 
 
 def softmax(x, axis: int = -1):
-    """In the dtype of `x`, computed in at least float32 and rounded once, as torch does it."""
-    return jax.nn.softmax(widen(x), axis=axis).astype(x.dtype)
+    """In the dtype of `x`, computed in at least float32 and rounded once, as torch does it.
+
+    Far below every score all are one value: XLA may round a masked score and the row's maximum differently where it fuses what came before, and a row that is
+    masked throughout (a query of padding) would be 0 / 0."""
+    wide = widen(x)
+    return jax.nn.softmax(jnp.maximum(wide, jnp.finfo(wide.dtype).min * 2.0**-64), axis=axis).astype(x.dtype)
 
 
 def softplus(x, beta=1.0, threshold=20.0):

@@ -13,6 +13,7 @@ from labkit.port.fold_expressions import FoldExpressions
 from labkit.port.program import Program, Symbol, clone
 from labkit.port.shared_weights import TABLE, fills_table
 from labkit.port.values import _LOADING, _NO_EFFECT_ROOTS, CACHE_NAMES, GIVEN, GIVEN_AT_ENTRY, VARIES, Const, Dtype, Folded, Ref, join
+from labkit.port.without_gradients import after_block, chosen, gradients_enter, stops, without
 
 ALL_DTYPES = {*DTYPES, *WIDE_DTYPES}
 
@@ -27,6 +28,8 @@ class Folder(FoldExpressions, FoldCalls):
         self._attribute_cache: dict = {}
         self.by_index = False
         self._done: set[str] = set()
+        self._contexts: dict[tuple[str, str], ast.expr | bool] = {}
+        self._inference = 0
 
     def run(self, key: str, cls: Symbol) -> dict[str, Folded]:
         """Fold from the entry's forward method on."""
@@ -152,6 +155,9 @@ class Folder(FoldExpressions, FoldCalls):
         node = clone(node)
         if node.value is not None:
             node.value = self._expr(node.value, env)[0]
+            original = self._current.original
+            if any(stops(d) for d in original.decorator_list) and gradients_enter(original, self.facts):
+                node.value = without(node.value, self.facts)
         return [node], True
 
     def _on_Expr(self, node, env):
@@ -193,6 +199,9 @@ class Folder(FoldExpressions, FoldCalls):
     def _on_Assign(self, node, env):
         if any(self._about_loading(target) for target in node.targets):
             return [], False
+        if isinstance(node.targets[0], ast.Name) and (when := True if stops(node.value) else chosen(node.value)) is not None:
+            self._contexts[self._current.key, node.targets[0].id] = when
+            return [], False
         if isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Attribute) and self._is_cache(node.targets[0].value, env):
             return [], False
         node = clone(node)
@@ -232,14 +241,19 @@ class Folder(FoldExpressions, FoldCalls):
         node = clone(node)
         self._keep_masks(node)
         prelude = self._walrus(node, env, only="test")
+        inference = "not self.training" in ast.unparse(node.test)
         node.test, value = self._expr(node.test, env)
         truth = True if isinstance(node.test, ast.Name) and node.test.id in CACHE_NAMES and value is GIVEN else self._truth(value)
         if truth is not None:
+            self._inference += inference and truth
             body, ended = self._block(node.body if truth else node.orelse, env)
+            self._inference -= inference and truth
             return [*prelude, *body], ended
         env_then, env_else = dict(env), dict(env)
         self._assume(node.test, env_then, env_else)
+        self._inference += inference  # what inference alone takes says nothing of training
         node.body, ended_then = self._block(node.body, env_then)
+        self._inference -= inference
         node.orelse, ended_else = self._block(node.orelse, env_else)
         if self._only_raises(node.body):
             env.clear()
@@ -341,7 +355,26 @@ class Folder(FoldExpressions, FoldCalls):
         return [node], False
 
     def _on_With(self, node, env):
-        return self._block(node.body, env)
+        body, ended = self._block(node.body, env)
+        whens = [self._without_gradients(item.context_expr) for item in node.items]
+        when = next((w for w in whens if w is not None), None)
+        if when is None or self._inference or not node.body:
+            return body, ended
+        after = after_block(body, node.body, self._current.original, self.facts, ended)
+        if when is not True:
+            test, value = self._expr(when, env)
+            truth = self._truth(value)
+            if truth is None and after:
+                after = [ast.copy_location(ast.If(test, after, []), node)]
+            elif truth is False:
+                after = []
+        return [*body, *after], ended
+
+    def _without_gradients(self, context):
+        """None, True, or the condition under which the context has no gradients."""
+        if isinstance(context, ast.Name):
+            return self._contexts.get((self._current.key, context.id))
+        return True if stops(context) else chosen(context)
 
     def _on_Try(self, node, env):
         return self._block(node.body, env)

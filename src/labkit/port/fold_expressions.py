@@ -201,12 +201,14 @@ class FoldExpressions:
         return bool(self.facts.truths(node))
 
     def _see_Compare(self, node, env):
-        node = clone(node)
+        before, node = node, clone(node)
         node.left, left = self._expr(node.left, env)
         seen = [self._expr(c, env) for c in node.comparators]
         node.comparators = [s[0] for s in seen]
         if len(node.ops) == 1:
             op, right = node.ops[0], seen[0][1]
+            if isinstance(op, (ast.Eq, ast.NotEq)) and all(isinstance(e, ast.Attribute) and e.attr == "device" for e in (before.left, *before.comparators)):
+                return self._constant(node, isinstance(op, ast.Eq))  # arrays are where XLA puts them
             if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
                 equal = None
                 if isinstance(left, Const) and isinstance(right, Const):

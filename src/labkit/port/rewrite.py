@@ -36,6 +36,9 @@ class Needs:
         return alias
 
 
+_MADE = re.compile(r"(?:torch\.)?nn\.(Softmax|Sigmoid|Tanh|ReLU|SiLU|GELU)")
+
+
 class Rewriter(Operations, Statements, Numbers):
     """Rewrites the body of one function.
 
@@ -309,6 +312,10 @@ class Rewriter(Operations, Statements, Numbers):
         special = self.t.call(self, node)
         if special is not None:
             return special
+        if isinstance(node.func, ast.Call) and len(node.args) == 1 and (made := _MADE.fullmatch(ast.unparse(node.func.func))):
+            # A module without parameters, made where it is called: its function.
+            call = ast.copy_location(ast.Call(node.func.func, [*node.args, *node.func.args], node.func.keywords), node)
+            return self.operation(made[1].lower(), call, call.args)
         name = ast.unparse(node.func)
         if name in ("np.sqrt", "numpy.sqrt") and not self.numpy and not self.facts.may_be_array(node.args[0]):
             # A Python number: numpy's own would not take the dtype of the array it meets.
@@ -328,6 +335,8 @@ class Rewriter(Operations, Statements, Numbers):
             if arrays:
                 if method != base and isinstance(receiver, ast.Name) and method not in SAME and self._read_after(receiver.id, node):
                     raise CannotTranslate(f"an array changed in place within an expression ({method})", node, "write it as a statement of its own")
+                if method == "detach" and self.facts.dtype(receiver) not in ("i", "b") and not self._from_buffer(receiver):
+                    return f"jax.lax.stop_gradient({self.expr(receiver)})"
                 if method in SAME:
                     return self.expr(receiver)
                 if base in OPS and not (base == "size" and False):
@@ -342,6 +351,12 @@ class Rewriter(Operations, Statements, Numbers):
             if external is not None:
                 return external
         return f"{self.expr(node.func)}({self.arguments(node)})"
+
+    def _from_buffer(self, node) -> bool:
+        """A view of a buffer, which has no gradient anyway."""
+        while not self.facts.is_parameter(node) and isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return all(k.split(":")[0] == "buffer" for k in self.facts.kinds(node)) and self.facts.is_parameter(node)
 
     @staticmethod
     def _plain(node) -> bool:
