@@ -111,7 +111,8 @@ def candidates(defaults: dict, optional: frozenset[str] = frozenset()) -> Iterat
         key: _in_turn(value) or value[:LAYERS] for key, value in defaults.items() if isinstance(value, list) and len(value) == layers and "token" not in key
     }
     stacks = [shown] * bool(shown) + [{}] + [lists] * bool(lists)
-    fewer = [{key: 4} for key in HEADS if key in base][:1]  # a class may cut its heads into parts of a number of its own
+    # A class may cut its heads into parts of a number of its own.
+    fewer = [{key: 4} for key in HEADS if key in base and "num_key_value_heads" not in base][:1]
     for more in [{}, *_nested(defaults), *fewer]:
         for expert, stack, key_value, head_size in itertools.product(experts, stacks, key_values, head_sizes):
             yield {**base, **stack, **key_value, **head_size, **expert, **more}
