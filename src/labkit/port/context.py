@@ -5,24 +5,24 @@ import builtins
 import re
 
 from labkit.layers.activations import ACTIVATIONS
-from labkit.port.grouped import rewrite_by_counts, rewrite_experts
+from labkit.port.context_calls import ContextCalls
+from labkit.port.context_masks import ContextMasks
+from labkit.port.grouped import rewrite_experts
 from labkit.port.known import KNOWN_BODIES, body_fingerprint
 from labkit.port.layer_loop import rewrite_layer_loop
 from labkit.port.program import Symbol
 from labkit.port.refusal import CannotTranslate
-from labkit.port.reported import REPORT
 from labkit.port.rewrite import Needs, Rewriter
 from labkit.port.time_loop import rewrite_time_loop
 from labkit.port.trim import sets_attributes
 from labkit.port.values import CACHE_NAMES
 
-MASKS = "labkit.layers.masks"
 _MASK_KEYS = {"or_mask_function", "and_mask_function", "block_sequence_ids"}
 PLAIN_MODULES = {"math", "np", "numpy", "itertools", "functools", "copy", "operator"}
 BUILTIN_MODULES = {"Linear", "Embedding", "LayerNorm", "Conv1d", "RMSNorm", "Conv1D"}
 
 
-class Context:
+class Context(ContextMasks, ContextCalls):
     """One translation in progress. refusals and unproven grow as functions are rewritten."""
 
     def __init__(self, program, facts, functions, spine, trimmer):
@@ -40,8 +40,6 @@ class Context:
         self._locals: dict[str, set[str]] = {}
         self.uses_config: set[str] = set()
         self.numpy_only: set[str] = set()
-
-    # names
 
     def local_names(self, folded) -> set[str]:
         if folded.key not in self._locals:
@@ -139,8 +137,6 @@ class Context:
             return folded.node.name != "__init__" and key in self.numpy_only and sets_attributes(folded.node)
         return any(isinstance(n, ast.Call) and ast.unparse(n.func).startswith(("nn.", "torch.nn.")) and self.facts.modules(n) for n in ast.walk(folded.node))
 
-    # attributes
-
     def attribute(self, rewriter, node) -> str | None:
         base = node.value
         own = isinstance(base, ast.Name) and base.id == "self" and self._level_of(rewriter.folded) is not None
@@ -206,121 +202,6 @@ class Context:
             return True
         return self.facts.is_a(node, "config")
 
-    # calls
-
-    def call(self, rewriter, node) -> str | None:
-        func, name = node.func, ast.unparse(node.func)
-        if name == REPORT:
-            return f"{rewriter.use('labkit.layers.decoding', 'report')}({rewriter.arguments(node)})"
-        if name == "getattr":
-            return self._getattr(rewriter, node)
-        if isinstance(func, ast.Attribute) and func.attr == "store_compression_weights":
-            return f"{rewriter.expr(func)}({rewriter.arguments(node)}, self.compress_rate)"
-        product = rewrite_by_counts(rewriter, node)
-        if product is not None:
-            return product
-        if name == "hasattr" and len(node.args) == 2 and self._is_config(rewriter, node.args[0]):
-            self.config_attributes.setdefault(node.args[1].value, None)
-            return f"({rewriter.expr(node.args[0])}.{node.args[1].value} is not None)"
-        if isinstance(func, ast.Attribute) and func.attr in ("get_text_config",) and self._is_config(rewriter, func.value):
-            return rewriter.expr(func.value)
-        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call) and ast.unparse(func.value.func) == "super":
-            method = {"forward": "__call__"}.get(func.attr, func.attr)
-            return f"super().{method}({rewriter.arguments(node)})"
-        tied = self.tied_head(rewriter, func)
-        if tied is not None:
-            tag = rewriter.use("labkit.layers.tags", "tag")
-            x = rewriter.expr(node.args[0])
-            head = f'{tag}(self.{tied}.attend({x}), "{func.attr}")'
-            head = f"self.{func.attr}({head})" if self.head_has_bias(func.attr) else head
-            return f"({head} if self.config.tie_word_embeddings else self.{func.attr}({x}))"
-        level = self._spine_attribute(rewriter, func)
-        if level is not None:
-            return f"super().decode({self._spine_arguments(rewriter, node, level)})"
-        if isinstance(func, ast.Attribute) and func.attr == "apply" and getattr(node, "callees", None):
-            return f"{rewriter.expr(func.value)}.forward({rewriter.arguments(node)})"
-        if isinstance(func, ast.Attribute) and func.attr == "forward":
-            return f"{rewriter.expr(func.value)}({rewriter.arguments(node)})"
-        if isinstance(func, ast.Subscript) and isinstance(func.value, ast.Name) and self._mask_table(rewriter, func.value.id) is not None:
-            return f"{rewriter.expr(func)}()"
-        chosen = self._chosen_mask(rewriter, node)
-        if chosen is not None:
-            return chosen
-        callees = [self.functions[c] for c in getattr(node, "callees", []) if c in self.functions]
-        if len(callees) == 1 and callees[0].cls is None:
-            known = self.known(callees[0])
-            if known is not None:
-                return known(rewriter, node, callees[0])
-        bare = (
-            isinstance(func, ast.Name)
-            and not callees
-            and self.builtin_module([func.id])
-            and self.program.resolve(rewriter.folded.file, func.id).kind == "class"
-        )
-        if bare or callees and self.facts.modules(node) and callees[0].node.name == "__init__":
-            name = func.id if isinstance(func, ast.Name) else None
-            if name is not None and name not in self.local_names(rewriter.folded):
-                self.globals[name] = self.program.resolve(rewriter.folded.file, name)
-            else:
-                name = rewriter.expr(func)
-            arguments = rewriter.arguments(node)
-            return f"{name}({arguments}{', ' if arguments else ''}build=build)"
-        return None
-
-    def head_has_bias(self, attribute: str) -> bool:
-        return any(f"{attribute}.bias" in state for state in self.facts.record.state)
-
-    def tied_head(self, rewriter, func) -> str | None:
-        """The path of the embedding that a head in the causal LM may be tied to."""
-        if not (isinstance(func, ast.Attribute) and ast.unparse(func.value) == "self" and self._level_of(rewriter.folded) is self.spine.levels[0]):
-            return None
-        to = self.heads.get(f"{func.attr}.weight")
-        if to is None:
-            return None
-        for level in reversed(self.spine.levels):
-            if level.path and to.startswith(level.path + "."):
-                to = to[len(level.path) + 1 :]
-                break
-        self.config_attributes.setdefault("tie_word_embeddings", None)
-        self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
-        return to.removesuffix(".weight")
-
-    def _chosen_mask(self, rewriter, node) -> str | None:
-        """A call of a local name that was bound to one of two mask functions."""
-        if not isinstance(node.func, ast.Name):
-            return None
-        for statement in ast.walk(rewriter.folded.node):
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.func.id and isinstance(statement.value, ast.IfExp):
-                sides = [statement.value.body, statement.value.orelse]
-                if all(isinstance(s, ast.Name) and self._is_mask(rewriter, s) for s in sides):
-                    texts = [self._mask(rewriter, node, self.program.resolve(rewriter.folded.file, s.id).name) for s in sides]
-                    return f"({texts[0]} if {rewriter.expr(statement.value.test)} else {texts[1]})"
-        return None
-
-    def _mask_table(self, rewriter, name: str) -> ast.Dict | None:
-        """The dictionary of mask functions that a local name holds."""
-        for statement in ast.walk(rewriter.folded.node):
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name and isinstance(statement.value, ast.Dict):
-                values = statement.value.values
-                local = self.local_names(rewriter.folded)
-                if values and all(isinstance(v, ast.Name) and v.id not in local and self._is_mask(rewriter, v) for v in values):
-                    return statement.value
-        return None
-
-    def _mask_table_text(self, rewriter, name: str, table: ast.Dict) -> str | None:
-        """Each mask of the table made when it is asked for, with the arguments of the one call that asks."""
-        calls = [
-            n for n in ast.walk(rewriter.folded.node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) and ast.unparse(n.func.value) == name
-        ]
-        if len(calls) != 1:
-            return None
-        masks = [self._mask(rewriter, calls[0], self.program.resolve(rewriter.folded.file, v.id).name) for v in table.values]
-        return "{" + ", ".join(f"{rewriter.expr(k)}: lambda: {mask}" for k, mask in zip(table.keys, masks)) + "}"
-
-    def _is_mask(self, rewriter, node) -> bool:
-        symbol = self.program.resolve(rewriter.folded.file, node.id)
-        return symbol.kind == "external" and symbol.name.startswith("create_") and "mask" in symbol.name
-
     def refuse(self, refused, folded) -> None:
         from labkit.port.translate import Refusal
 
@@ -344,17 +225,6 @@ class Context:
     def known(self, folded):
         return KNOWN_BODIES.get(body_fingerprint(folded))
 
-    def _spine_arguments(self, rewriter, node, level) -> str:
-        """What the next level's `decode` takes, the call's handle always among it."""
-        text = rewriter.arguments(node)
-        passed = {k.arg for k in node.keywords}
-        target = self.functions.get(self.forward_key(level))
-        names = target.parameters if target else []
-        positional = names[: len(node.args)]
-        if not (passed | set(positional)) & CACHE_NAMES:
-            text = f"{text}{', ' if text else ''}{self.cache_name(target)}=cache"
-        return text
-
     def forward_key(self, level) -> str:
         found = self.program.method(level.symbol.file, level.symbol.name, "forward")
         return f"{found[0].key}.forward"
@@ -363,112 +233,8 @@ class Context:
         """The parameter under which a function takes the cache."""
         return next((p for p in (folded.parameters if folded else []) if p in CACHE_NAMES), "cache")
 
-    def _getattr(self, rewriter, node) -> str | None:
-        target, name = node.args[0], node.args[1]
-        if ast.unparse(target) == "torch" and self._is_config_value(rewriter, name):
-            dtype = "build.dtype" if rewriter.numpy else f"{'config' if 'config' in rewriter.folded.parameters else 'self.config'}.dtype"
-            return f"{rewriter.use('labkit.layers.precision', 'dtype_named')}({rewriter.expr(name)}, {dtype})"
-        if f"{rewriter.folded.file}::{rewriter.folded.cls}" in self.ropes and isinstance(name, ast.JoinedStr) and ast.unparse(target) == "self":
-            ending = ast.unparse(name)
-            if "inv_freq" in ending:
-                return f"jnp.asarray(inv_freq, {rewriter.wide_dtype()})"
-            if "attention_scaling" in ending:
-                return "attention_scaling"
-        if self._is_config(rewriter, target) and isinstance(name, ast.Constant):
-            text = f"{rewriter.expr(target)}.{name.value}"
-            if len(node.args) == 2:
-                self.config_attributes.setdefault(name.value, None)
-                return text
-            try:
-                ast.literal_eval(node.args[2])
-                self.config_attributes[name.value] = node.args[2]
-                return text
-            except (ValueError, TypeError):
-                self.config_attributes.setdefault(name.value, None)
-                return f"({text} if {text} is not None else {rewriter.expr(node.args[2])})"
-        if isinstance(name, ast.Constant):
-            plain = ast.Attribute(target, name.value, ast.Load())
-            return rewriter.expr(ast.copy_location(plain, node)) if len(node.args) == 2 else f"getattr({rewriter.arguments(node)})"
-        return None
-
     def _is_config_value(self, rewriter, node) -> bool:
         return isinstance(node, ast.Attribute) and self._is_config(rewriter, node.value)
-
-    def external_function(self, rewriter, node) -> str | None:
-        """A call of a function that the modeling files import from elsewhere."""
-        symbol = self.program.resolve(rewriter.folded.file, node.func.id)
-        if symbol.kind != "external":
-            return None
-        name = symbol.name
-        if name.startswith("create_") and "mask" in name:
-            return self._mask(rewriter, node, name)
-        if name in ("KVSharingDict", "UserDict") and not node.args and not node.keywords:
-            return "{}"
-        if name == "get_activation":
-            return f"{rewriter.use('labkit.layers.activations', 'activation')}({rewriter.arguments(node)})"
-        if name in ("deepcopy", "copy"):
-            return rewriter.expr(node.args[0])
-        if symbol.file in ("itertools", "math", "operator"):
-            return f"{rewriter.use(symbol.file, name)}({rewriter.arguments(node)})"
-        raise CannotTranslate(f"the function {name} from {symbol.file}", node)
-
-    def _mask_arguments(self, rewriter, node) -> dict:
-        given = {k.arg: k.value for k in node.keywords if k.arg}
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                given |= self._dictionary(rewriter, keyword.value)
-        names = ["config", "inputs_embeds", "attention_mask", "cache", "position_ids"]
-        return {**dict(zip(names, node.args)), **given}
-
-    def _dictionary(self, rewriter, node) -> dict:
-        """The entries of a dictionary that is written out, copied, or extended in this function."""
-        if isinstance(node, ast.Dict):
-            found: dict = {}
-            for key, value in zip(node.keys, node.values):
-                found |= self._dictionary(rewriter, value) if key is None else {key.value: value} if isinstance(key, ast.Constant) else {}
-            return found
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":
-            return self._dictionary(rewriter, node.func.value)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
-            start = self._dictionary(rewriter, node.args[0]) if node.args else {}
-            return start | {k.arg: k.value for k in node.keywords if k.arg}
-        if isinstance(node, ast.Name):
-            for statement in ast.walk(rewriter.folded.node):
-                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id and not isinstance(statement.value, ast.Name):
-                    return self._dictionary(rewriter, statement.value)
-        return {}
-
-    def _mask(self, rewriter, node, name) -> str:
-        given = self._mask_arguments(rewriter, node)
-        cache = next((given[n] for n in ("cache", "past_key_values") if n in given and isinstance(given[n], ast.Name)), None)
-        cache = rewriter.expr(cache) if cache is not None else self.cache_name(rewriter.folded)
-        if name == "create_recurrent_attention_mask":
-            return f"{cache}.attention_mask.astype(jnp.int32)"
-        config = rewriter.expr(given["config"]) if "config" in given else "self.config"
-        like = given.get("inputs_embeds", given.get("input_embeds"))
-        dtype = f"{rewriter.expr(like)}.dtype" if like is not None else f"{config}.dtype"
-        extras = ""
-        for key, out in (("or_mask_function", "or_mask"), ("and_mask_function", "and_mask")):
-            if key in given and not (isinstance(given[key], ast.Constant) and given[key].value is None):
-                extras += f", {out}={rewriter.expr(given[key])}"
-        function = rewriter.use(MASKS, name)
-        if config == "self.config":
-            self.uses_config.add(f"{rewriter.folded.file}::{rewriter.folded.cls}")
-        if name == "create_causal_mask":
-            return f"{function}({cache}, {dtype}{extras})"
-        if name == "create_sliding_window_causal_mask":
-            self.config_attributes.setdefault("sliding_window", None)
-            return f"{function}({cache}, {config}.sliding_window, {dtype}{extras})"
-        if name == "create_chunked_causal_mask":
-            self.config_attributes.setdefault("attention_chunk_size", None)
-            return f"{function}({cache}, {config}.attention_chunk_size, {dtype}{extras})"
-        if name == "create_masks_for_generate":
-            for key in ("sliding_window", "attention_chunk_size", "layer_types"):
-                self.config_attributes.setdefault(key, None)
-            return f"{function}({cache}, {config}, {dtype}{extras})"
-        raise CannotTranslate(f"the mask function {name}", node)
-
-    # statements
 
     def statement(self, rewriter, node, indent) -> list[str] | None:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and getattr(node.targets[0].slice, "value", None) in _MASK_KEYS:
@@ -488,49 +254,6 @@ class Context:
             layers = rewrite_layer_loop(self, rewriter, node, indent)
             return layers if layers is not None else rewrite_time_loop(self, rewriter, node, indent)
         return None
-
-    def holder(self, rewriter, node) -> str | None:
-        """ "dict" or "list" when a name was assigned one here."""
-        if isinstance(node, ast.Name):
-            for statement in ast.walk(rewriter.folded.node):
-                if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id:
-                    if (
-                        isinstance(statement.value, (ast.Dict, ast.DictComp))
-                        or ast.unparse(statement.value).endswith(".copy()")
-                        and self._dictionary(rewriter, node)
-                    ):
-                        return "dict"
-                    if isinstance(statement.value, (ast.List, ast.ListComp)):
-                        return "list"
-        return None
-
-    def mutating_call(self, rewriter, node, text):
-        """The text of a call, and the names among its arguments that the function called gives back changed."""
-        if not isinstance(node, ast.Call):
-            return text, []
-        callees = [self.functions[c] for c in getattr(node, "callees", []) if c in self.functions]
-        if len(callees) != 1 or not getattr(callees[0], "mutated", ()):
-            return text, []
-        target, after = callees[0], []
-        for name in target.mutated:
-            position = target.parameters.index(name)
-            argument = node.args[position] if position < len(node.args) else next((k.value for k in node.keywords if k.arg == name), None)
-            after.append(argument.id if isinstance(argument, ast.Name) else "_")
-        return text, after
-
-    def write_back(self, rewriter, names) -> list[str]:
-        """Changed states go back into the cache they came from."""
-        lines = []
-        for name in names:
-            for node in ast.walk(rewriter.folded.node):
-                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
-                    func = node.value.func
-                    if isinstance(func, ast.Attribute) and func.attr in ("get_recurrent_state", "get_conv_state"):
-                        kind = func.attr.removeprefix("get_")
-                        arguments = "".join(f", {k.arg}={rewriter.expr(k.value)}" for k in node.value.keywords)
-                        lines.append(f"{rewriter.expr(func.value)}.update_{kind}({name}{arguments})")
-                        break
-        return lines
 
     def branch(self, rewriter, node) -> None:
         """Note the sides of a branch that no configuration ran."""
