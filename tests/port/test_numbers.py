@@ -25,7 +25,12 @@ def case(x, w, factor):
     e = (wide * factor).to(x.dtype)
     f = (wide.cos() * 0.3).type_as(x)
     g = (x + wide) * factor
-    return a, b, c, d, e, f, g
+    h = x @ w
+    h *= factor
+    h /= 1.7
+    h *= 2
+    wide *= factor
+    return a, b, c, d, e, f, g, h, wide
 """
 
 
@@ -41,12 +46,13 @@ def translated(tmp_path_factory):
 
 
 def test_numbers_that_bfloat16_lacks_are_not_rounded_first(translated):
-    for line in ("a = scaled(x, factor)", "b = scaled(x @ w, factor)", "c = scaled(divided(x, 0.3), 1.7)"):
+    for line in ("a = scaled(x, factor)", "b = scaled(x @ w, factor)", "c = scaled(divided(x, 0.3), 1.7)", "h = scaled(h, factor)", "h = divided(h, 1.7)"):
         assert line in translated
 
 
 def test_exact_numbers_and_wide_arrays_stay_as_they_are(translated):
-    for line in ("d = (x * 0.5)", "e = (wide * factor).astype(x.dtype)", "f = (jnp.cos(wide) * 0.3).astype(x.dtype)", "g = ((x + wide) * factor)"):
+    kept = ["h *= 2", "wide *= factor"]
+    for line in (*kept, "d = (x * 0.5)", "e = (wide * factor).astype(x.dtype)", "f = (jnp.cos(wide) * 0.3).astype(x.dtype)", "g = ((x + wide) * factor)"):
         assert line in translated
 
 

@@ -135,6 +135,9 @@ class Statements:
             if isinstance(node.op, ast.Sub) and not self._boolean_index(node.target.slice):
                 return [indent + self.store(node.target, f"-{value}", node, "add")]
             return [indent + self.store(node.target, f"{self.expr(load)} {operators[type(node.op)]} {value}", node)]
+        number = self.by_number(ast.copy_location(ast.BinOp(load, node.op, node.value), node), self.target(node.target), value)
+        if number is not None:
+            return [f"{indent}{self.target(node.target)} = {number}"]
         left, right = self.arithmetic(load, node.value, self.target(node.target), value, node.op)
         if self.facts.is_array(load) and left == self.target(node.target) and right == value and isinstance(node.target, ast.Name):
             return [f"{indent}{left} {operators[type(node.op)]}= {value}"]

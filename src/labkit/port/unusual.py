@@ -32,7 +32,7 @@ def unusual(context, text: str) -> list[str]:
         found.append(f"layers of several classes: {', '.join(sorted(kinds))}")
     if context.spine.layers is None:
         found.append("layers that cannot be stacked: kept as a list and run by a loop")
-    return found + [f"the reference computes a part of this without gradients ({place}); and so does the slice" for place in _without_gradients(context)]
+    return found + [f"the reference computes a part of this without gradients ({place}), and so does the slice" for place in _without_gradients(context)]
 
 
 def _without_gradients(context) -> list[str]:
