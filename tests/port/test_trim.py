@@ -96,9 +96,10 @@ def test_named_outputs_become_tuples_and_their_readings_places(tmp_path):
     assert body_of(found, "model") == "return (x * 2, x)" and "outputs[0] + outputs[1]" in body_of(found)
 
 
-def test_named_outputs_of_a_class_in_the_file_become_tuples_too(tmp_path):
-    more = "from transformers.modeling_outputs import BaseModelOutput\nclass Toy3_5Output(BaseModelOutput):\n    spare: int = 0\n"
-    more += "def model(x):\n    return Toy3_5Output(last_hidden_state=x * 2, spare=1)\n"
+@pytest.mark.parametrize("name", ["Toy3_5Output", "tOYOutput"])
+def test_named_outputs_of_a_class_in_the_file_become_tuples_too(tmp_path, name):
+    more = f"from transformers.modeling_outputs import BaseModelOutput\nclass {name}(BaseModelOutput):\n    spare: int = 0\n"
+    more += f"def model(x):\n    return {name}(last_hidden_state=x * 2, spare=1)\n"
     found = trimmed(tmp_path, "outputs = model(input_ids)\nreturn outputs.last_hidden_state + 1", more)
     assert body_of(found, "model") == "return x * 2" and body_of(found) == "outputs = model(input_ids)\nreturn outputs + 1"
 

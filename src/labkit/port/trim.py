@@ -411,4 +411,4 @@ def _replace(parent, old, new):
 def _is_output_class(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
     last = name.split(".")[-1]
-    return bool(call.keywords) and not call.args and "Output" in last and last[:1].isupper()
+    return bool(call.keywords) and not call.args and "Output" in last and ("_" not in last or last[:1].isupper())
