@@ -15,10 +15,11 @@ from labkit.converters import load_model
 from labkit.hf import open_source
 from labkit.hf.reference import Reference
 from labkit.models import get_family, read_config, register_folder, registry
+from labkit.parity.cached import cached_equals_full
 from labkit.parity.capture import capture
 from labkit.parity.compare import relative_error
 from labkit.parity.components import compare_components
-from labkit.parity.greedy import GreedyDecoder, cached_equals_full
+from labkit.parity.greedy import GreedyDecoder
 from labkit.scale.mesh import build_mesh
 
 NAME, LENGTH = "tiny:seed_oss?num_hidden_layers=3", 24

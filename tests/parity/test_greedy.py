@@ -6,7 +6,8 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.layers.cache import KVCache
-from labkit.parity.greedy import GreedyDecoder, cached_equals_full, greedy
+from labkit.parity.cached import cached_equals_full
+from labkit.parity.greedy import GreedyDecoder, greedy
 
 
 def test_greedy_is_the_references(both, x64):

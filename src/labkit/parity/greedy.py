@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 
 from labkit.errors import InputError
-from labkit.parity.compare import relative_error
 
 CAPACITY_STEP = 32
 
@@ -120,28 +119,3 @@ def forward(model, tokens, *, segment_ids=None) -> np.ndarray:
     graphdef, state = nnx.split(model)
     segment_ids = None if segment_ids is None else jnp.asarray(segment_ids, jnp.int32)
     return np.asarray(_forward(graphdef, state, jnp.asarray(tokens, jnp.int32), segment_ids, None))
-
-
-def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: int = 3) -> dict[str, float]:
-    """Relative errors of decoding with the cache against the full forward of tokens [batch, length], by way of feeding.
-
-    "steps": one prefill of `prefill` tokens (all but six by default), then single tokens, in a cache with slots to spare. "pieces": prefill in two pieces,
-    then single tokens. "padded": the first row shifted right by `padding` masked tokens, full forward; "padded steps": the same through the cache.
-    """
-    tokens = np.asarray(tokens)
-    batch, length = tokens.shape
-    prefill = (prefill or max(2, length - 6)) // 2 * 2
-    if length < 4 or not 2 <= prefill < length:
-        raise InputError(f"cached decoding is checked on at least 4 tokens, of which 2 or more are prefilled: length {length}, prefill {prefill}")
-    segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + 5
-    full = forward(model, tokens, segment_ids=segments)
-    cached = lambda pieces: cached_logits(model, tokens, [*pieces, *ones], segment_ids=segments, capacity=capacity)
-    errors = {"steps": relative_error(cached([prefill]), full), "pieces": relative_error(cached([prefill // 2] * 2), full)}
-    # Row 0 keeps its first length - padding tokens, moved right; the other rows keep all of theirs and see no padding.
-    moved, segments = tokens.copy(), segments.copy()
-    moved[0, padding:], moved[0, :padding], segments[0, :padding] = tokens[0, : length - padding], 0, 0
-    wanted = full.copy()
-    wanted[0, padding:] = full[0, : length - padding]
-    errors["padded"] = relative_error(forward(model, moved, segment_ids=segments), wanted, segments)
-    errors["padded steps"] = relative_error(cached_logits(model, moved, [prefill, *ones], segment_ids=segments, capacity=capacity), wanted, segments)
-    return errors

@@ -134,8 +134,9 @@ def exact_job(
     longest prompt. cache_length: tokens of the cache check, 0 for none.
     """
     from labkit.hf.prompts import make_prompts
+    from labkit.parity.cached import cached_against_reference
     from labkit.parity.capture import capture
-    from labkit.parity.greedy import cached_equals_full, forward
+    from labkit.parity.greedy import forward
 
     source, reference, model, config, findings = _both(source, progress)
     given = (
@@ -166,7 +167,9 @@ def exact_job(
     if cache_length:
         progress(0.7, "decoding with the cache against the full forward")
         probe = np.resize(longest, (2, min(cache_length, 2 * len(longest))))
-        checks |= {f"cache: {name}": error for name, error in cached_equals_full(model, probe).items()}
+        errors, told = cached_against_reference(model, reference, probe, limit=limit)
+        checks |= {f"cache: {name}": error for name, error in errors.items()}
+        findings += told
         checks["left padding against the reference"] = _padded(model, reference, probe)
     worst = max([row["rel_error"] for row in rows] + list(checks.values()) + list(table.free_errors.values()) + list(table.isolated_errors.values()))
     result = {

@@ -156,10 +156,15 @@ def _padding(subject: Subject, spec: PerturbSpec, ours) -> Row:
 
 
 def _window(subject: Subject, spec: PerturbSpec, ours) -> Row:
-    """Rows of w-1, w, w+1 and 2w tokens, the rest of each row padding."""
+    """Rows of w-1, w, w+1 and 2w tokens, the rest of each row padding; without padding where a rope table looks at the length of the whole batch."""
     size = next(iter(spec.change.values()))
     lengths = [length for length in (size - 1, size, size + 1, 2 * size) if 0 < length < LENGTH]
     parts = {}
+    if any(threshold < LENGTH for threshold in thresholds(subject.source.config.effective)):
+        for length in lengths:
+            tokens = subject.tokens[:1, :length]
+            parts[f"length {length}"] = (moved(ours(tokens, np.ones(tokens.shape, np.int32)), subject.theirs(tokens)), EXACT_LIMIT)
+        return _judge(spec, parts)
     for pair in (lengths[i : i + 2] for i in range(0, len(lengths), 2)):
         pair = (pair * 2)[:2]
         mask = np.zeros(subject.tokens.shape, np.int32)
