@@ -16,7 +16,7 @@ run: $(STAMP)
 	$(BIN)/labkit run $(MODEL) --phases $(PHASES) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 board: $(STAMP)
 	$(BIN)/labkit board $(ARGS)

@@ -38,7 +38,7 @@ def names():
         whole = [(which, name) for which in (0, 1) for name in (*CHECKS, *BESIDE) if (which, name) not in turn]
         for which, name in turn + whole:
             title = CHECKS[name][0] if name in CHECKS else name
-            marks = [pytest.mark.xdist_group(family), *([] if (which, name) in turn else [pytest.mark.slow])]
+            marks = [pytest.mark.xdist_group(f"{family} {which}"), *([] if (which, name) in turn else [pytest.mark.slow])]
             yield pytest.param(family, which, name, marks=marks, id=f"{family}-{'first' if which == 0 else 'second'}-{title.replace(' ', '_')}")
 
 

@@ -13,7 +13,11 @@ from labkit.port.slices import ensure_slice
 FAMILIES = list(NAMED)
 DEFAULT = FAMILIES[2::3]
 """A window, a mixture, softcaps, multipliers, parallel and sandwich blocks, layers without rope, chunks and learned positions are among them."""
-EACH = [pytest.param(family, marks=pytest.mark.xdist_group(family), id=family) for family in FAMILIES]
+
+
+def each(what: str):
+    """A parameter per family; its tests are a group of their own for `what`."""
+    return [pytest.param(family, marks=pytest.mark.xdist_group(f"{what} {family}"), id=family) for family in FAMILIES]
 
 
 def attacked(family: str, source: str, **options):
@@ -25,19 +29,21 @@ def attacked(family: str, source: str, **options):
     return result
 
 
-@pytest.mark.parametrize("family", [pytest.param(p.values[0], marks=(*p.marks, *([] if p.id in DEFAULT else [pytest.mark.slow])), id=p.id) for p in EACH])
+@pytest.mark.parametrize(
+    "family", [pytest.param(p.values[0], marks=(*p.marks, *([] if p.id in DEFAULT else [pytest.mark.slow])), id=p.id) for p in each("attack")]
+)
 def test_attack(family):
     attacked(family, f"tiny:{family}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("family", each("whole attack"))
 def test_whole_attack(family):
     result = attacked(family, f"tiny:{family}", full=True, seed=1)
     assert result.total >= 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("family", each("second attack"))
 def test_attack_on_the_second_configuration(family):
     attacked(family, sources(family)[1], seed=2)
