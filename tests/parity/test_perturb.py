@@ -1,6 +1,7 @@
 """The attack on slices that are wrong in one known way: what it must name, and what it must let pass."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from labkit.hf.source import open_source
 from labkit.models.llama.modeling_llama import LlamaConfig, LlamaMLP
 from labkit.parity.jobs import execute
 from labkit.parity.perturb import perturb
-from labkit.parity.perturb_config import check_configs
+from labkit.parity.perturb_config import check_configs, moving_change
 from labkit.parity.perturb_parameters import check_parameter
 from labkit.parity.perturb_spec import NOTHING, TRACKS, Perturbation, PerturbSpec
 from labkit.parity.perturb_subject import Subject
@@ -41,6 +42,18 @@ def test_a_key_that_the_slice_ignores_is_named(monkeypatch):
     with jax.enable_x64(True), Subject(TINY) as subject:
         rows = check_configs(subject, specs)
     assert [row.passed for row in rows] == [False, True] and "obeys rms_norm_eps, and the slice ignores it" in rows[0].reason
+
+
+@pytest.mark.parametrize(("sees", "reason"), [(np.cumsum, ""), (lambda x, axis: np.broadcast_to(x.sum(axis, keepdims=True), x.shape), "sees later tokens")])
+def test_a_key_that_makes_the_reference_an_encoder_is_no_spec(sees, reason):
+    def theirs(tokens=None, mask=None, *, at=None):
+        given = np.asarray(subject.tokens if tokens is None else tokens, float)
+        return (np.cumsum if at is None else lambda x, axis: 2 * sees(x, axis))(given, 1)[..., None] * np.arange(1, 9)
+
+    subject = types.SimpleNamespace(tokens=np.arange(8).reshape(2, 4), theirs=theirs, variant=lambda config: "changed")
+    subject.plain_theirs = theirs()
+    found, why = moving_change(subject, [{"key": True}])
+    assert (found is None) == bool(reason) and reason in why
 
 
 def test_a_leaf_that_the_slice_ignores_is_named(monkeypatch):

@@ -36,7 +36,7 @@ def config_specs(subject: Subject, rng, count: int | None = None) -> tuple[list[
             break
         if count is not None and any(top in spec.change for spec in specs for top in tries[target][0]):
             continue
-        change, reason = _moving(subject, tries[target])
+        change, reason = moving_change(subject, tries[target])
         if change is None:
             without[target] = reason
         else:
@@ -61,7 +61,7 @@ def _mentioned(subject: Subject, target: str) -> bool:
     return file is not None and target.partition(".")[0].partition("=")[0] in file.read_text(encoding="utf-8")
 
 
-def _moving(subject: Subject, tries: list[dict]) -> tuple[dict | None, str]:
+def moving_change(subject: Subject, tries: list[dict]) -> tuple[dict | None, str]:
     """The first change that the reference loads the same weights under and that moves it; else why none does."""
     reason = "no other value to try"
     for change in tries:
@@ -70,10 +70,20 @@ def _moving(subject: Subject, tries: list[dict]) -> tuple[dict | None, str]:
         except Exception as error:  # whatever the reference makes of a value that it cannot have
             reason = f"the reference refuses {change}: {str(error).splitlines()[0][:120]}" if str(error) else f"the reference refuses {change}"
             continue
-        if moved(after, subject.plain_theirs) > MOVES:
+        if not moved(after, subject.plain_theirs) > MOVES:
+            reason = "it moves nothing"
+        elif not _causal_under(subject, change, after):
+            reason = f"under {change} the reference sees later tokens: no decoder"
+        else:
             return change, ""
-        reason = "it moves nothing"
     return None, reason
+
+
+def _causal_under(subject: Subject, change: dict, logits: np.ndarray) -> bool:
+    """Another last token leaves the reference's logits before it."""
+    other = np.array(subject.tokens)
+    other[:, -1] = (other[:, -1] + 1) % logits.shape[-1]
+    return not moved(subject.theirs(other, at=subject.variant(config=change))[:, :-1], logits[:, :-1]) > MOVES
 
 
 def theirs_under(subject: Subject, change: dict) -> tuple[Path, np.ndarray]:
