@@ -2,6 +2,7 @@
 
 import ast
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from labkit.hf.renames import DiskNames, Fusion, disk_names, meta_model
 from labkit.hf.tiny import build_tiny
 from labkit.models.mapping import Concat, Each, Interleave, Layout, Transpose
 from labkit.port.rules import Parameter, live_rules, memory_names, write_rules
+from labkit.port.slice_files import _chooses_bias
+from tests.port import toy
 from tests.port.identity import identity
 
 QUICK = ("mixtral", "qwen3_moe", "gpt2", "deepseek_v3", "granitemoe", "gpt_oss")
@@ -222,3 +225,24 @@ def test_patterns_go_through_transformers_table_like_names(saved):
     found = disk_names(model, ["model.layers.{layer}.mlp.experts.down_proj", "model.layers.3.mlp.gate.weight"])
     block = "block_sparse_moe"
     assert [f.disk for f in found.fusions] == [(f"model.layers.{{layer}}.{block}.experts.{{expert}}.w2.weight",), (f"model.layers.3.{block}.gate.weight",)]
+
+
+@pytest.mark.parametrize(("attribute", "wanted"), [("chosen", True), ("either", True), ("never", False), ("always", False), ("absent", False)])
+def test_a_bias_that_the_config_chooses_has_a_rule_whether_or_not_a_run_showed_it(tmp_path, attribute, wanted):
+    text = f"""
+        from torch import nn
+
+        class Attn(nn.Module):
+            def __init__(self, config):
+                self.chosen = nn.Linear(4, 4, bias=config.attention_bias)
+                self.either = nn.Linear(4, 4, bias=config.attention_bias) if config.rank else None
+                self.never = nn.Linear(4, 4, bias=False)
+                self.always = nn.Linear(4, 4)
+
+        class {toy.ENTRY}(nn.Module):
+            def forward(self, input_ids):
+                return input_ids
+    """
+    context = types.SimpleNamespace(program=toy.program(tmp_path, text))
+    assert _chooses_bias(context, {"layers.0.attn": f"{toy.FILE}::Attn"}, f"layers.0.attn.{attribute}") is wanted
+    assert not _chooses_bias(context, {}, f"layers.0.attn.{attribute}")

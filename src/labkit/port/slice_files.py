@@ -20,7 +20,7 @@ def parameters_of(context) -> tuple[list[Parameter], list[tuple[str, str]], list
     """(parameters, tied pairs, ignored) of every recorded model, equal ones once."""
     spine, record = context.spine, context.facts.record
     stack = spine.prefix() if spine.layers is not None else None
-    found, tied, ignored = {}, {}, {}
+    found, tied, ignored, biases = {}, {}, {}, {}
     heads = head_ties(context)
     for modules, state, config in zip(record.modules, record.state, record.config):
         for name, (_, shape) in state.items():
@@ -48,7 +48,24 @@ def parameters_of(context) -> tuple[list[Parameter], list[tuple[str, str]], list
                 steps = (*((Deinterleave(axis),) if experts.interleaved else ()), SplitAxis(axis, 2))
             key = (path, memory, steps)
             found.setdefault(key, Parameter(path, memory, tuple(shape), steps))
+            if kind == "Linear" and leaf == "weight" and _chooses_bias(context, modules, owner):
+                biases[path.removesuffix(_KERNELS[kind]) + "bias", memory.removesuffix("weight") + "bias", ()] = tuple(shape[:1])
+    for key, shape in biases.items():
+        found.setdefault(key, Parameter(*key[:2], shape))
     return list(found.values()), list(tied), list(ignored)
+
+
+def _chooses_bias(context, modules: dict, owner: str) -> bool:
+    """The constructor lets the config choose the bias of this linear layer, which the recorded configurations may not have shown beside everything else."""
+    parent, _, attribute = owner.rpartition(".")
+    path, _, cls = modules.get(parent, "").rpartition("::")
+    found = context.program.method(path, cls, "__init__") if path else None
+    return found is not None and any(
+        isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == f"self.{attribute}"
+        and any(k.arg == "bias" and not isinstance(k.value, ast.Constant) for c in ast.walk(node.value) if isinstance(c, ast.Call) for k in c.keywords)
+        for node in ast.walk(found[1])
+    )
 
 
 def _numbered(memory: str, path: str) -> tuple[str, str]:
