@@ -499,3 +499,27 @@ def test_an_operation_that_no_run_saw_is_translated_only_where_the_name_says_arr
     assert "x.reshape(2, 12)" in toy.translated(bare, NAMES["x.view(2, 12)"])
     bare = toy.context(context.program, SourceRecord(), [NAMES["refused unknown method"]])
     assert re.search(r"return x\.median\(\)", toy.translated(bare, NAMES["refused unknown method"]))
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("", "{}"), ("shared", "{}"), ("x", None)])
+def test_a_dictionary_of_shared_states_is_a_plain_one_while_nobody_gives_it_anything(tmp_path, given, wanted):
+    source = f"""
+        from ...cache_utils import KVSharingDict
+        from torch import nn
+
+        class {toy.ENTRY}(nn.Module):
+            def forward(self, input_ids):
+                return input_ids
+
+        def case(x):
+            shared = None
+            states = KVSharingDict({given})
+            states["a"] = x
+            return states["a"]
+    """
+    context = toy.context(toy.program(tmp_path, source), toy.known(tmp_path, source), ["case"])
+    if wanted is None:
+        with pytest.raises(CannotTranslate, match="KVSharingDict"):
+            toy.translated(context, "case")
+    else:
+        assert f"states = {wanted}" in toy.translated(context, "case")

@@ -245,4 +245,4 @@ def test_a_bias_that_the_config_chooses_has_a_rule_whether_or_not_a_run_showed_i
     """
     context = types.SimpleNamespace(program=toy.program(tmp_path, text))
     assert _chooses_bias(context, {"layers.0.attn": f"{toy.FILE}::Attn"}, f"layers.0.attn.{attribute}") is wanted
-    assert not _chooses_bias(context, {}, f"layers.0.attn.{attribute}")
+    assert not _chooses_bias(context, {}, f"layers.0.attn.{attribute}") and not _chooses_bias(context, {"attn": "external::Sequential"}, "attn.0")

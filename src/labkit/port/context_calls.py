@@ -135,7 +135,7 @@ class ContextCalls:
         name = symbol.name
         if name.startswith("create_") and "mask" in name:
             return self._mask(rewriter, node, name)
-        if name in ("KVSharingDict", "UserDict") and not node.args and not node.keywords:
+        if name in ("KVSharingDict", "UserDict") and not node.keywords and all(ast.unparse(a) == "None" for a in node.args):
             return "{}"
         if name == "get_activation":
             return f"{rewriter.use('labkit.layers.activations', 'activation')}({rewriter.arguments(node)})"

@@ -59,7 +59,7 @@ def _chooses_bias(context, modules: dict, owner: str) -> bool:
     """The constructor lets the config choose the bias of this linear layer, which the recorded configurations may not have shown beside everything else."""
     parent, _, attribute = owner.rpartition(".")
     path, _, cls = modules.get(parent, "").rpartition("::")
-    found = context.program.method(path, cls, "__init__") if path else None
+    found = context.program.method(path, cls, "__init__") if path.endswith(".py") else None  # a container of torch has no file here
     return found is not None and any(
         isinstance(node, ast.Assign)
         and ast.unparse(node.targets[0]) == f"self.{attribute}"
