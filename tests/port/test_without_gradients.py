@@ -17,6 +17,9 @@ BODIES = {
     "a block that changes an argument": "with torch.inference_mode():\n    x = x * w\nx = x + 0\nreturn (x * w).sum()",
     "chosen per turn": "z = x\nfor n in range(3):\n    c = nullcontext() if n >= 2 else torch.no_grad()\n    with c:\n        z = z * w\nreturn (z * x).sum()",
     "chosen the other way": "z = x\nfor n in range(3):\n    with torch.no_grad() if n < 1 else nullcontext():\n        z = z * w\nreturn (z * x).sum()",
+    "stored at an index": "z = torch.zeros(2, 3, dtype=x.dtype)\nwith torch.no_grad():\n    z[:, 1] = (x * w)[:, 0]\nreturn (z * w).sum()",
+    "stored in place": "z = x * 1\nwith torch.no_grad():\n    y = z * w\n    y.mul_(w)\nreturn (y * x).sum()",
+    "returned from the block": "return (from_block(x, w) * w).sum()",
     "switched off": "with torch.set_grad_enabled(False):\n    z = x * w\nreturn (z * w).sum()",
     "a function under the decorator": "return (apart(x, w) * w).sum()",
     "two results of one": "a, b = pair(x, w)\nreturn (a * w + b).sum()",
@@ -34,6 +37,10 @@ self_training = False
 @torch.no_grad()
 def apart(x, w):
     return x * w
+
+def from_block(x, w):
+    with torch.no_grad():
+        return x * w
 
 @torch.no_grad()
 def pair(x, w):
@@ -64,7 +71,7 @@ def test_gradients_are_torchs(tmp_path, name):
     record = toy.observe(tmp_path, source.replace(*TORCH[name]) if name in TORCH else source, call)
     context = toy.context(toy.program(tmp_path, source), record, ["case"])
     scope = {}
-    for function in [n for n in ("apart", "pair") if f"{toy.FILE}::{n}" in context.functions] + ["case"]:
+    for function in [n for n in ("apart", "pair", "from_block") if f"{toy.FILE}::{n}" in context.functions] + ["case"]:
         exec(toy.translated(context, function), scope)
     with jax.enable_x64(True):
         value, gradients = jax.value_and_grad(scope["case"], argnums=(0, 1))(jnp.asarray(x), jnp.asarray(w))
@@ -99,8 +106,8 @@ def test_sizes_alone_carry_no_gradient(tmp_path):
     assert "detach" not in toy.text_of(toy.fold(tmp_path, source, record)[0][f"{toy.ENTRY}.forward"])
 
 
-def test_a_return_from_the_block_is_refused(tmp_path):
-    body = "with torch.no_grad():\n    return (x * w).sum()"
+def test_a_return_from_a_block_that_some_turns_have_gradients_in_is_refused(tmp_path):
+    body = "for n in range(2):\n    with nullcontext() if n else torch.no_grad():\n        if n == 1:\n            return (x * w).sum()\nreturn x.sum()"
     record = toy.observe(tmp_path, _source(body), lambda module: module.case(torch.ones(2, 3), torch.ones(3)))
     with pytest.raises(CannotTranslate, match="a return from a block without gradients"):
         toy.context(toy.program(tmp_path, _source(body)), record, ["case"])

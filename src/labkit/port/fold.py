@@ -360,7 +360,7 @@ class Folder(FoldExpressions, FoldCalls):
         when = next((w for w in whens if w is not None), None)
         if when is None or self._inference or not node.body:
             return body, ended
-        after = after_block(body, node.body, self._current.original, self.facts, ended)
+        after = after_block(body, node.body, self._current.original, self.facts, when is True)
         if when is not True:
             test, value = self._expr(when, env)
             truth = self._truth(value)

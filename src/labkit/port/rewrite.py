@@ -339,7 +339,7 @@ class Rewriter(Operations, Statements, Numbers):
                     return f"jax.lax.stop_gradient({self.expr(receiver)})"
                 if method in SAME:
                     return self.expr(receiver)
-                if base in OPS and not (base == "size" and False):
+                if base in OPS:
                     return self.operation(base, node, [receiver, *node.args])
                 if method == "nonzero":
                     raise CannotTranslate("nonzero: the result's shape depends on values", node)

@@ -42,18 +42,34 @@ def floats(names, within, facts) -> list[str]:
     return [name for name in names if name in seen]
 
 
-def after_block(body: list, source: list, within, facts, ended: bool) -> list:
-    """Statements that take the gradients from what a block leaves behind. `source`: the block as the reference has it."""
-    if ended or any(isinstance(n, ast.Return) for s in source for n in ast.walk(s)):
+def after_block(body: list, source: list, within, facts, always: bool) -> list:
+    """Statements that take the gradients from what a block leaves behind; what it returns loses them in place. `source`: the block as the reference has it.
+
+    Raises CannotTranslate for a return from a block that has gradients in some turns (always False)."""
+    returns = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Return) and n.value is not None]
+    if returns and not always:
         raise CannotTranslate("a return from a block without gradients", source[0])
+    for statement in returns:
+        statement.value = without(statement.value, facts)
     inside = {id(n) for s in source for n in ast.walk(s)}
     read = {n.id for n in ast.walk(within) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and id(n) not in inside}
-    assigned = [n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    assigned = [name for s in body for n in ast.walk(s) for name in _stored(n)]
     out = []
     for name in floats(dict.fromkeys(n for n in assigned if n in read), within, facts):
         load = ast.copy_location(ast.Name(name, ast.Load()), source[-1])
         out.append(ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), source[-1])], detached(load)), source[-1]))
     return out
+
+
+def _stored(node) -> list[str]:
+    """The name that a node stores into: as a whole, at an index, or by a method that ends in `_`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+        node = node.func.value
+    elif not isinstance(getattr(node, "ctx", None), ast.Store):
+        return []
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return [node.id] if isinstance(node, ast.Name) else []
 
 
 def gradients_enter(function, facts) -> bool:
