@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.layers.functional import softmax
+from labkit.layers.functional import every, softmax
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -23,3 +23,21 @@ def test_a_row_that_is_masked_throughout_is_a_mean_in_a_fused_program(dtype):
 def test_far_scores_keep_their_order():
     made = softmax(jnp.array([-1e9, -1e9 + 128, -3e38], jnp.float32))
     np.testing.assert_allclose(made, [0.0, 1.0, 0.0])
+
+
+@pytest.mark.parametrize("width, step, start", [(6, 2, 0), (6, 2, 1), (6, 3, 2), (7, 2, 1), (6, 2, 3)])
+def test_every_is_the_strided_slice_and_its_gradient(width, step, start):
+    x = torch.randn(2, 3, width, dtype=torch.float64, requires_grad=True)
+    wanted = x[..., start::step]
+    wanted.square().sum().backward()
+    with jax.enable_x64(True):
+        ours = jnp.asarray(x.detach().numpy())
+        np.testing.assert_array_equal(every(ours, step, start), wanted.detach())
+        np.testing.assert_array_equal(jax.grad(lambda x: (every(x, step, start) ** 2).sum())(ours), x.grad)
+
+
+def test_the_gradient_of_every_second_element_does_not_pad_between_elements():
+    """The TPU compiler takes minutes over such a pad where the rows are wide; the plain slice is what it must not be."""
+    gradient = lambda f: jax.jit(jax.grad(lambda x: (f(x) ** 2).sum())).lower(jnp.ones((2, 6))).as_text()
+    pads = lambda f: "interior = [0, 1]" in gradient(f)
+    assert pads(lambda x: x[..., ::2]) and not pads(lambda x: every(x, 2))

@@ -252,6 +252,9 @@ torch.diff(x, dim=-1)
 x.numel() + x.dim() * x.size(-1) + len(x)
 x.shape
 x[..., ::2]
+x[..., 1::2]
+x[:, :, 1::3]
+x[:, 1::2]
 x[:, -1:, 1:3]
 x[0, ..., None]
 x[:, j]

@@ -40,6 +40,17 @@ def split(x, sizes, axis: int):
     return jnp.split(x, np.cumsum(list(sizes))[:-1].tolist(), axis=axis)
 
 
+def every(x, step: int, start: int = 0):
+    """`x[..., start::step]`: every `step`-th element of the last axis.
+
+    Where the axis divides it is one column of a reshape: the gradient of a strided slice pads between elements, and the TPU compiler does not get done with
+    that on wide arrays (18 s against 78 s at 512 columns on v6e, not in minutes at 720).
+    """
+    if x.shape[-1] % step or not 0 <= start < step:
+        return x[..., start::step]
+    return x.reshape(*x.shape[:-1], x.shape[-1] // step, step)[..., start]
+
+
 def pad(x, widths, value=0.0, mode="constant"):
     """Padding given from the last axis backwards, (before, after) for each; negative widths crop (`torch.nn.functional.pad`)."""
     if mode != "constant":
