@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.layers.functional import every, softmax
+from labkit.layers.functional import every, softmax, solve_triangular
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -41,3 +41,24 @@ def test_the_gradient_of_every_second_element_does_not_pad_between_elements():
     gradient = lambda f: jax.jit(jax.grad(lambda x: (f(x) ** 2).sum())).lower(jnp.ones((2, 6))).as_text()
     pads = lambda f: "interior = [0, 1]" in gradient(f)
     assert pads(lambda x: x[..., ::2]) and not pads(lambda x: every(x, 2))
+
+
+def test_a_triangular_solve_on_several_devices_takes_one_matrix_at_a_time():
+    """jaxlib's batched kernel waits for threads of the pool that its callers hold: eight devices that solve at once stand still now and then."""
+    a, b = np.tril(np.random.default_rng(0).normal(size=(2, 3, 5, 5))) + 3 * np.eye(5), np.random.default_rng(1).normal(size=(2, 3, 5, 4))
+    assert jax.device_count() > 1
+    with jax.enable_x64(True):
+        arguments = jnp.asarray(a), jnp.asarray(b)
+        ours = lambda a, b: solve_triangular(a, b, upper=False)
+        np.testing.assert_allclose(ours(*arguments), torch.linalg.solve_triangular(torch.tensor(a), torch.tensor(b), upper=False), rtol=1e-12)
+        batched = "tensor<2x3x5x5xf64>, tensor<2x3x5x4xf64>"
+        calls = lambda f: [line for line in jax.jit(f).lower(*arguments).as_text().splitlines() if "trsm" in line]
+        plain = calls(lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=True))
+        assert plain and all(batched in line for line in plain)
+        assert calls(ours) and not any(batched in line for line in calls(ours))
+        gradients = [
+            jax.grad(lambda a, b, f=f: jnp.sum(jnp.sin(f(a, b))), argnums=(0, 1))(*arguments)
+            for f in (ours, lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=True))
+        ]
+        for mine, theirs in zip(*gradients):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)

@@ -145,8 +145,20 @@ def normalize(x, p=2.0, axis: int = 1, eps=1e-12):
 
 
 def solve_triangular(a, b, *, upper: bool, unitriangular: bool = False):
-    """x with a x = b for triangular `a`, batched (`torch.linalg.solve_triangular`)."""
-    return jax.scipy.linalg.solve_triangular(a, b, lower=not upper, unit_diagonal=unitriangular)
+    """x with a x = b for triangular `a`, batched (`torch.linalg.solve_triangular`): a [..., n, n], b [..., n, m] of the same leading axes.
+
+    On several CPU devices one matrix after the other: LAPACK's batched kernel of jaxlib 0.10.2 holds a thread of the pool that all devices share while it waits
+    for others to take its batch, and where every device does so at once, none is left and the program stands still.
+    """
+    solve = lambda a, b: jax.scipy.linalg.solve_triangular(a, b, lower=not upper, unit_diagonal=unitriangular)
+    if a.ndim < 3 or a.shape[:-2] != b.shape[:-2] or jax.default_backend() != "cpu" or jax.device_count() == 1:
+        return solve(a, b)
+
+    def in_turn(a, b):
+        flat = lambda x: x.reshape(-1, *x.shape[-2:])
+        return jax.lax.map(lambda pair: solve(*pair), (flat(a), flat(b))).reshape(b.shape)
+
+    return jax.lax.platform_dependent(a, b, cpu=in_turn, default=solve)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,23 +113,26 @@ class Executions:
     backward: frozenset[str] = frozenset()
 
     def op_name(self, computation: Computation, instruction: Instruction) -> str:
-        """An instruction's op name; where the compiler left it out, that of the fusion around it, or of the first operand that has one."""
+        """An instruction's op name; where the compiler left it out, that of the fusion around it, or of the first operand that has one, one of the program
+        before one of the compiler's own ("ragged-dot-metadata")."""
         if instruction.op_name:
             return instruction.op_name
         caller = self.callers.get(computation.name)
         if caller is not None and caller.opcode != "while" and caller.op_name:
             return caller.op_name
-        pending, seen = list(instruction.operands), set()
+        pending, seen, own = list(instruction.operands), set(), ""
         while pending:
             name = pending.pop(0)
             operand = computation.by_name.get(name)
             if operand is None or name in seen:
                 continue
             if operand.op_name and operand.opcode != "parameter":
-                return operand.op_name
+                if "jit(" in operand.op_name:
+                    return operand.op_name
+                own = own or operand.op_name
             seen.add(name)
             pending += operand.operands
-        return ""
+        return own
 
     def part(self, computation: Computation, instruction: Instruction) -> str:
         """ "forward", "backward" or "recomputed": which part of a training step an instruction belongs to. Where its op name is the compiler's own, the loop
