@@ -69,6 +69,53 @@ def test_products_count_once_per_layer(read):
 
 
 @pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/mul", "recomputed"),
+        ("jit(step)/transpose(jvp())/while/body/checkpoint/mul", "backward"),
+    ],
+)
+def test_a_kernel_that_the_compiler_named_is_of_the_part_that_its_rows_are_of(place, part):
+    text = f"""HloModule m
+
+%body (state: (s32[], bf16[64,16])) -> (s32[], bf16[64,16]) {{
+  %state = (s32[], bf16[64,16]) parameter(0)
+  %count = s32[] get-tuple-element(%state), index=0
+  %x = bf16[64,16]{{1,0}} get-tuple-element(%state), index=1
+  %sizes = s32[4]{{0}} constant({{16, 16, 16, 16}}), metadata={{op_name="jit(step)/jvp()/sizes"}}
+  %told = (s32[4]{{0}}, s32[1]{{0}}) custom-call(%sizes), custom_call_target="tpu_custom_call", metadata={{op_name="ragged-dot-metadata"}}
+  %groups = s32[4]{{0}} get-tuple-element(%told), index=0
+  %rows = bf16[64,16]{{1,0}} multiply(%x, %x), metadata={{op_name="{place}"}}
+  %moved = bf16[64,16]{{1,0}} copy(%rows)
+  %w = bf16[4,16,16]{{2,1,0}} constant({{...}})
+  %ragged-dot-none.1 = bf16[64,16]{{1,0}} custom-call(%groups, %moved, %w), custom_call_target="tpu_custom_call", metadata={{op_name="ragged-dot-none"}}
+  %back = bf16[64,16]{{1,0}} add(%ragged-dot-none.1, %x), metadata={{op_name="jit(step)/transpose(jvp())/while/body/add_any"}}
+  %more = bf16[64,16]{{1,0}} add(%back, %x), metadata={{op_name="jit(step)/transpose(jvp())/while/body/add_any"}}
+  %one = s32[] constant(1)
+  %next = s32[] add(%count, %one), metadata={{op_name="jit(step)/transpose(jvp())/while/body/add"}}
+  ROOT %out = (s32[], bf16[64,16]) tuple(%next, %more)
+}}
+
+%condition (state.1: (s32[], bf16[64,16])) -> pred[] {{
+  %state.1 = (s32[], bf16[64,16]) parameter(0)
+  %count.1 = s32[] get-tuple-element(%state.1), index=0
+  %end = s32[] constant(3)
+  ROOT %less = pred[] compare(%count.1, %end), direction=LT
+}}
+
+ENTRY %main (x.2: bf16[64,16]) -> (s32[], bf16[64,16]) {{
+  %x.2 = bf16[64,16]{{1,0}} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], bf16[64,16]) tuple(%zero, %x.2)
+  ROOT %loop = (s32[], bf16[64,16]) while(%start), condition=%condition, body=%body
+}}
+"""
+    module = parse_module(text)
+    (product,) = products(module, count_executions(module))
+    assert (product.kind, product.times, product.part) == ("ragged", 3, part)
+
+
+@pytest.mark.parametrize(
     ("line", "flops"),
     [
         # a batched product, the batch as a spatial dimension with holes: two of the four pairs of positions meet an element

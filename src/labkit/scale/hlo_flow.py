@@ -113,36 +113,41 @@ class Executions:
     backward: frozenset[str] = frozenset()
 
     def op_name(self, computation: Computation, instruction: Instruction) -> str:
-        """An instruction's op name; where the compiler left it out, that of the fusion around it, or of the first operand that has one, one of the program
-        before one of the compiler's own ("ragged-dot-metadata")."""
+        """An instruction's op name; where the compiler left it out, that of the fusion around it, or of the first operand that has one."""
         if instruction.op_name:
             return instruction.op_name
         caller = self.callers.get(computation.name)
         if caller is not None and caller.opcode != "while" and caller.op_name:
             return caller.op_name
-        pending, seen, own = list(instruction.operands), set(), ""
-        while pending:
-            name = pending.pop(0)
-            operand = computation.by_name.get(name)
-            if operand is None or name in seen:
-                continue
-            if operand.op_name and operand.opcode != "parameter":
-                if "jit(" in operand.op_name:
-                    return operand.op_name
-                own = own or operand.op_name
-            seen.add(name)
-            pending += operand.operands
-        return own
+        return next(_operand_names(computation, instruction), "")
 
     def part(self, computation: Computation, instruction: Instruction) -> str:
         """ "forward", "backward" or "recomputed": which part of a training step an instruction belongs to. Where its op name is the compiler's own, the loop
-        that it runs in tells."""
+        that it runs in tells; a kernel's first operand that the program named tells more: what is recomputed runs in a loop of the backward pass."""
         name = self.op_name(computation, instruction)
+        if "jit(" not in name and instruction.opcode == "custom-call":
+            name = next((found for found in _operand_names(computation, instruction) if "jit(" in found), name)
         if "rematted_computation" in name:
             return "recomputed"
         if "transpose(" in name or ("jit(" not in name and self.contexts.get(computation.name) in self.backward):
             return "backward"
         return "forward"
+
+
+def _operand_names(computation: Computation, instruction: Instruction):
+    """Op names of what an instruction is made from, nearest first; parameters have none."""
+    pending, seen = list(instruction.operands), set()
+    while pending:
+        name = pending.pop(0)
+        operand = computation.by_name.get(name)
+        if operand is None or name in seen:
+            continue
+        seen.add(name)
+        if operand.op_name and operand.opcode != "parameter":
+            yield operand.op_name
+            if "jit(" in operand.op_name:
+                continue
+        pending += operand.operands
 
 
 def count_executions(module: Module) -> Executions:
