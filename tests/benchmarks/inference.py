@@ -1,7 +1,7 @@
 """Forward and greedy decoding of SmolLM2-135M in float32 against PyTorch, both sides in one run, in turn; medians.
 
-`python tests/benchmarks/inference.py` prints the table. The reference runs as users run it: transformers with its default attention, `generate` for decoding. Ours keeps weights that bfloat16 holds exactly as
-bfloat16 while it decodes and computes in float32, the same function; the tokens of both sides must be equal.
+`python tests/benchmarks/inference.py` prints the table. The reference runs as users run it: transformers with its default attention, `generate` for decoding.
+Ours keeps weights that bfloat16 holds exactly as bfloat16 while it decodes and computes in float32: the same function, and the tokens of both must be equal.
 """
 
 import statistics

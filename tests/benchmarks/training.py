@@ -1,7 +1,7 @@
 """A training step of SmolLM2-135M in float32 against PyTorch's forward and backward, both sides in one run, in turn; medians.
 
-`python tests/benchmarks/training.py` prints the table. Ours is the whole update that `labkit train` runs (loss, gradients, clipping, AdamW, new parameters);
-the reference runs as users run it: transformers with its default attention, `loss.backward()`, no optimiser.
+`python tests/benchmarks/training.py [4x128 ...]` prints the table; the larger size takes minutes. Ours is the whole update that `labkit train` runs (loss,
+gradients, clipping, AdamW, new parameters); the reference runs as users run it: transformers with its default attention, `loss.backward()`, no optimiser.
 """
 
 import os
@@ -10,12 +10,12 @@ import sys
 import time
 
 ROUNDS = 5
-SEQUENCES, LENGTH = 8, 256
-"""What `labkit train` takes unless told otherwise."""
+SIZES = ((4, 128), (8, 256))
+"""Sequences and their length; the second is what `labkit train` takes unless told otherwise."""
 LIMIT = 1.1
 
 
-def sides(model: str = "smollm2-135m"):
+def sides(sequences: int, length: int, model: str = "smollm2-135m"):
     """(name, ours, theirs) as calls without arguments: the loss and its gradients alone, and the whole update."""
     import jax
     import jax.numpy as jnp
@@ -36,17 +36,17 @@ def sides(model: str = "smollm2-135m"):
     ours, config, _ = load_model(source, dtype=jnp.float32)
     theirs = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32, local_files_only=True).train()
     theirs.config.use_cache = False
-    tokens = np.random.default_rng(0).integers(3, config.vocab_size, SEQUENCES * LENGTH + 1)
-    settings = TrainSettings(steps=10**6, batch=SEQUENCES, length=LENGTH)
-    batch = split_batch(PackedData.pack([tokens], length=LENGTH, batch=SEQUENCES).at(0), 1)
+    tokens = np.random.default_rng(0).integers(3, config.vocab_size, sequences * length + 1)
+    settings = TrainSettings(steps=10**6, batch=sequences, length=length)
+    batch = split_batch(PackedData.pack([tokens], length=length, batch=sequences).at(0), 1)
     parts, params, frozen = split_model(ours)
-    engine = family_engine(source.config.model_type)
+    engine = family_engine(source.config.model_type, remat=settings.remat)
     gradients = jax.jit(lambda params, batch: jax.value_and_grad(lambda p: engine.loss(parts.merge(p, frozen), batch), has_aux=True)(params))
     placed = place_batch(batch, batch_shardings(ours.sharding, batch, ours.mesh))
     flat = {name: array[0] for name, array in placed.items()}
     program, first = make_program(parts, params, source.config.model_type, settings, ours.mesh)
     state = [first(jax.tree.map(jnp.copy, params))]
-    rows = torch.from_numpy(np.stack([tokens[i * LENGTH : (i + 1) * LENGTH + 1] for i in range(SEQUENCES)]).astype(np.int64))
+    rows = torch.from_numpy(np.stack([tokens[i * length : (i + 1) * length + 1] for i in range(sequences)]).astype(np.int64))
     inputs, targets = rows[:, :-1], rows[:, 1:].contiguous()
 
     def reference():
@@ -77,13 +77,14 @@ def measure(ours, theirs, rounds: int = ROUNDS) -> tuple[float, float]:
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def rows(model: str = "smollm2-135m") -> list[dict]:
-    """One row per measure: name, ours, theirs (seconds), ratio, limit, holds."""
+def rows(sizes=SIZES, model: str = "smollm2-135m") -> list[dict]:
+    """One row per measure and size: name, ours, theirs (seconds), ratio, limit, holds."""
     found = []
-    for name, ours, theirs in sides(model):
-        a, b = measure(ours, theirs)
-        limit = f"time at most {LIMIT} x"
-        found.append({"name": f"{name}, {SEQUENCES} x {LENGTH} tokens", "ours": a, "theirs": b, "ratio": a / b, "limit": limit, "holds": a / b <= LIMIT})
+    for sequences, length in sizes:
+        for name, ours, theirs in sides(sequences, length, model):
+            a, b = measure(ours, theirs)
+            limit = f"time at most {LIMIT} x"
+            found.append({"name": f"{name}, {sequences} x {length} tokens", "ours": a, "theirs": b, "ratio": a / b, "limit": limit, "holds": a / b <= LIMIT})
     return found
 
 
@@ -98,6 +99,6 @@ def table(found: list[dict]) -> str:
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    found = rows(*sys.argv[1:2])
+    found = rows([tuple(map(int, size.split("x"))) for size in sys.argv[1:]] or SIZES)
     print(table(found))
     sys.exit(0 if all(row["holds"] for row in found) else 1)

@@ -56,7 +56,13 @@ def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **opt
 @click.option("--weight-decay", default=0.1, show_default=True, help="Acts on matrices only.")
 @click.option("--clip", default=1.0, show_default=True, help="Largest global norm of the gradients; 0 for none.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of the data.")
-@click.option("--remat", default=None, type=click.Choice(["full", "dots", "attention"]), help="What the backward pass computes again.")
+@click.option(
+    "--remat",
+    default="dots",
+    show_default=True,
+    type=click.Choice(["full", "dots", "attention", "none"]),
+    help="What the backward pass computes again: all, all but products of matrices or attention, nothing.",
+)
 @click.option("--checkpoint-every", default=100, show_default=True, help="Updates between checkpoints.")
 @click.option("--keep", default=2, show_default=True, help="Checkpoints that stay.")
 @click.option("--mesh", default="", metavar="AXIS=N,...", help="Axes data, fsdp, tensor, expert (default: all devices on fsdp).")
@@ -79,7 +85,8 @@ def train(model, data, out, clip, mesh, dtype, compute_dtype, peak_tflops, coord
     from labkit.train.settings import TrainSettings
 
     emits_json, kept = options.pop("as_json"), {name: options.pop(name) for name in ("revision", "trust_remote_code")}
-    settings = TrainSettings(clip=clip or None, **options).check()
+    remat = options.pop("remat")
+    settings = TrainSettings(clip=clip or None, remat=None if remat == "none" else remat, **options).check()
     axes = parse_mesh(mesh)
     with only(emits_json) as emit:
         if dtype == "float64":

@@ -14,8 +14,9 @@ class TrainSettings:
 
     length: tokens per sequence. accumulate: parts of a batch that run one after the other, the update being that of the whole batch. learning_rate: the peak,
     after `warmup` updates; a cosine then falls to `final_fraction` of it. weight_decay acts on matrices only. clip: largest global norm of the gradients, None
-    for none. seed: of the data's order. scan, remat: how layers run. checkpoint_every: updates between checkpoints (the last one is always kept), keep: how
-    many stay.
+    for none. seed: of the data's order. scan: layers run by a scan. remat: what layers keep for the backward pass; products of matrices unless told otherwise,
+    a third of the memory, and on CPU the rest takes less time to compute again than to write and read back. checkpoint_every: updates between checkpoints (the
+    last one is always kept), keep: how many stay.
     """
 
     steps: int
@@ -32,7 +33,7 @@ class TrainSettings:
     clip: float | None = 1.0
     seed: int = 0
     scan: bool = True
-    remat: str | None = None
+    remat: str | None = "dots"
     checkpoint_every: int = 100
     keep: int = 2
 
