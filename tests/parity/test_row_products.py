@@ -12,6 +12,11 @@ from labkit.parity.row_products import RowProducts, StoredWeight
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
+@pytest.fixture(autouse=True)
+def kernel():
+    assert available()
+
+
 def step(weights, token):
     """A decoder in small: an embedding that is the head too, two stacked layers by [in, out], one weight by [out, in], one used both ways, a vector."""
     table, *rest = weights
@@ -39,7 +44,6 @@ def test_weights_are_followed_to_their_products():
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_step_is_the_same_function(exact):
-    assert available()
     weights, token = made(exact), jnp.asarray([7])
     rows = RowProducts(step, weights, token)
     assert {stored.dtype for stored in rows.stored if stored} == {"bfloat16" if exact else "float32"}
@@ -61,7 +65,7 @@ def test_weights_that_bfloat16_would_round_are_told_from_those_it_holds():
 
 
 def test_more_than_one_row_is_left_alone():
-    assert not RowProducts(step, made(), jnp.zeros(2, jnp.int32)).any
+    assert not RowProducts(step, made(), jnp.zeros(2, jnp.int32)).replaces
 
 
 def test_a_models_every_matrix_goes_through_it(both):

@@ -10,6 +10,18 @@ from labkit.cli.shared import MODEL_HELP, as_json, only, remote_code, revision, 
 from labkit.errors import LabError
 
 
+def _remat(default: str):
+    """The option `--remat`; None for "none"."""
+    return click.option(
+        "--remat",
+        default=default,
+        show_default=True,
+        type=click.Choice(["full", "dots", "attention", "none"]),
+        callback=lambda context, option, value: None if value == "none" else value,
+        help="What the backward pass computes again: all, all but products of matrices or attention, nothing.",
+    )
+
+
 @click.command(name="compile", epilog=f"{MODEL_HELP} A config.json, or a folder that holds nothing else, is enough: no weight is read.")
 @click.argument("model")
 @click.option("--topology", required=True, help="Chips, for example v5p:4x4x8, v5e:16x16, v6e:8x8; v5e:16x16*2 for two slices.")
@@ -19,14 +31,14 @@ from labkit.errors import LabError
 @click.option("--length", default=2048, show_default=True, help="Tokens per row, and slots of the cache.")
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]), help="What is computed in.")
 @click.option("--param-dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float32"]), help="What weights are kept in.")
-@click.option("--remat", default="full", show_default=True, type=click.Choice(["full", "dots", "attention", "none"]), help="What is computed anew.")
+@_remat("full")
 @click.option("--keep", default=None, type=click.Path(path_type=Path), help="A folder that gets the compiled programs as text.")
 @click.option("--compare-dispatch", is_flag=True, help="Instead: one mixture layer by the lab's dispatch and by a plain einsum over all experts.")
 @click.option("--timeout", default=3600.0, show_default=True, help="Seconds that compiling may take.")
 @as_json
 @revision
 @remote_code
-def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **options) -> None:
+def compile_command(model, phases, keep, as_json, compare_dispatch, **options) -> None:
     """The TPU compiler's view of MODEL on a slice of chips: memory, operations, collectives, bounds on time. No TPU is needed."""
     from labkit.lab import compile as lab
 
@@ -36,9 +48,7 @@ def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **opt
             emit(table.model_dump() if as_json else table.plain())
             return
         chosen = [part.strip() for part in phases.split(",") if part.strip()]
-        result = lab.compile_model(
-            model, phases=chosen, remat=None if remat == "none" else remat, keep=None if keep is None else str(keep.resolve()), **options
-        )
+        result = lab.compile_model(model, phases=chosen, keep=None if keep is None else str(keep.resolve()), **options)
         emit(result.as_json() if as_json else result.plain())
     sys.exit(result.exit_code)
 
@@ -56,13 +66,7 @@ def compile_command(model, phases, remat, keep, as_json, compare_dispatch, **opt
 @click.option("--weight-decay", default=0.1, show_default=True, help="Acts on matrices only.")
 @click.option("--clip", default=1.0, show_default=True, help="Largest global norm of the gradients; 0 for none.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of the data.")
-@click.option(
-    "--remat",
-    default="dots",
-    show_default=True,
-    type=click.Choice(["full", "dots", "attention", "none"]),
-    help="What the backward pass computes again: all, all but products of matrices or attention, nothing.",
-)
+@_remat("dots")
 @click.option("--checkpoint-every", default=100, show_default=True, help="Updates between checkpoints.")
 @click.option("--keep", default=2, show_default=True, help="Checkpoints that stay.")
 @click.option("--mesh", default="", metavar="AXIS=N,...", help="Axes data, fsdp, tensor, expert (default: all devices on fsdp).")
@@ -85,8 +89,7 @@ def train(model, data, out, clip, mesh, dtype, compute_dtype, peak_tflops, coord
     from labkit.train.settings import TrainSettings
 
     emits_json, kept = options.pop("as_json"), {name: options.pop(name) for name in ("revision", "trust_remote_code")}
-    remat = options.pop("remat")
-    settings = TrainSettings(clip=clip or None, remat=None if remat == "none" else remat, **options).check()
+    settings = TrainSettings(clip=clip or None, **options).check()
     axes = parse_mesh(mesh)
     with only(emits_json) as emit:
         if dtype == "float64":

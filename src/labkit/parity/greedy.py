@@ -64,7 +64,7 @@ class GreedyDecoder:
         flat, form = jax.tree.flatten(self._layers_apart())
         step = _step(self.graphdef, self.form)
         rows = RowProducts(lambda flat, *carry: step(jax.tree.unflatten(form, flat), *carry), flat, first, _apart(cache))
-        return (rows.store(flat), rows) if rows.any else None
+        return (rows.store(flat), rows) if rows.replaces else None
 
     def _layers_apart(self) -> list:
         """The leaves of the state, those of stacked layers as lists."""

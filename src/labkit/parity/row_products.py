@@ -54,13 +54,13 @@ class RowProducts:
         """weights, arguments: arrays or their shapes; trees of them for arguments."""
         self.step = step
         self.shapes = [jax.ShapeDtypeStruct(weight.shape, weight.dtype) for weight in weights]
-        walk = _Walk(self._trace(arguments), len(self.shapes), None)
+        walk = _Walk(self._trace(arguments)[0], len(self.shapes), None)
         walk.run([None] * len(walk.closed.jaxpr.invars))
         self.uses = walk.uses
         self.stored = [self._how(weight, walk.uses.get(index, set())) for index, weight in enumerate(weights)]
 
     @property
-    def any(self) -> bool:
+    def replaces(self) -> bool:
         """Whether some product is replaced at all."""
         return any(stored is not None for stored in self.stored)
 
@@ -70,15 +70,14 @@ class RowProducts:
 
     def __call__(self, stored: Sequence, *arguments):
         """The step's result, from weights as `store` gives them."""
-        closed = self._trace(arguments)
+        closed, form = self._trace(arguments)
         walk = _Walk(closed, len(self.shapes), list(zip(stored, self.stored)))
-        out = walk.run([None] * len(self.shapes) + jax.tree.leaves(arguments))
-        return jax.tree.unflatten(self._form, out)
+        return jax.tree.unflatten(form, walk.run([None] * len(self.shapes) + jax.tree.leaves(arguments)))
 
-    def _trace(self, arguments) -> ClosedJaxpr:
+    def _trace(self, arguments):
+        """The step's program for such arguments, and the tree of its result."""
         closed, shape = jax.make_jaxpr(self.step, return_shape=True)(self.shapes, *arguments)
-        self._form = jax.tree.structure(shape)
-        return closed
+        return closed, jax.tree.structure(shape)
 
     @staticmethod
     def _how(weight, uses: set) -> StoredWeight | None:
@@ -110,7 +109,7 @@ class _Walk:
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
             name = eqn.primitive.name
-            if name in ("jit", "pjit", "closed_call") and isinstance(eqn.params.get("jaxpr"), ClosedJaxpr):
+            if name == "jit":
                 known.update(zip(eqn.outvars, self._inline(eqn.params["jaxpr"], operands)))
                 continue
             origin = _follow(eqn, [origin for _, origin in operands])

@@ -228,7 +228,7 @@ HELPERS = (
         name: "labkit.layers.functional"
         for name in (
             *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
-            *("normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
+            *("every", "normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
         )
     }
     | {name: "labkit.layers.modules" for name in ("conv1d", "layer_norm", "rms_norm")}

@@ -6,7 +6,7 @@ What a name holds comes from the record, never from a method's name, unless no r
 import ast
 import re
 
-from labkit.layers.activations import ACTIVATIONS
+from labkit.port.attributes import Attributes
 from labkit.port.dtypes import DTYPES, WIDE_DTYPES
 from labkit.port.facts import Facts
 from labkit.port.numbers import Numbers
@@ -15,6 +15,7 @@ from labkit.port.ops import FLOATING, HELPERS, OPS, SAME, TENSOR_METHODS
 from labkit.port.program import Program
 from labkit.port.refusal import CannotTranslate
 from labkit.port.statements import Statements
+from labkit.port.subscripts import Subscripts
 
 
 def _literal_part(text: str) -> str:
@@ -39,7 +40,7 @@ class Needs:
 _MADE = re.compile(r"(?:torch\.)?nn\.(Softmax|Sigmoid|Tanh|ReLU|SiLU|GELU)")
 
 
-class Rewriter(Operations, Statements, Numbers):
+class Rewriter(Operations, Statements, Numbers, Subscripts, Attributes):
     """Rewrites the body of one function.
 
     folded: the function. wide: the expression for "at least float32" here. numpy: True where values are computed at construction, once, with numpy.
@@ -215,109 +216,8 @@ class Rewriter(Operations, Statements, Numbers):
         kinds = set(self.facts.kinds(node)) - {"none"}
         return kinds.pop() if len(kinds) == 1 else None
 
-    def x_Slice(self, node):
-        parts = [self.expr(p) if p is not None else "" for p in (node.lower, node.upper)]
-        return ":".join(parts) + (f":{self.expr(node.step)}" if node.step is not None else "")
-
-    def index(self, node) -> str:
-        if isinstance(node, ast.Tuple):
-            return ", ".join(self.expr(e) for e in node.elts) + ("," if len(node.elts) == 1 else "")
-        if isinstance(node, ast.List):
-            return f"jnp.asarray({self.expr(node)})"
-        return self.expr(node)
-
-    def x_Subscript(self, node):
-        if self.is_array(node.value) and self._boolean_index(node.slice):
-            raise CannotTranslate("indexing by a boolean mask: the result's shape depends on values", node, "write it with jnp.where over the whole array")
-        if isinstance(node.value, ast.Name) and self.t.is_external(self.folded, node.value, "ACT2FN"):
-            return f"{self.use('labkit.layers.activations', 'activation')}({self.expr(node.slice)})"
-        strided = self._every(node)
-        if strided is not None:
-            return strided
-        text = f"{self.expr(node.value)}[{self.index(node.slice)}]"
-        stop, axes = getattr(node, "prefix", (None, ()))
-        for axis in axes:
-            text = f"{self.use('labkit.layers.loops', 'prefix')}({text}, {self.renames.get(stop, stop)}{'' if axis == -1 else f', axis={axis}'})"
-        return text
-
-    def _every(self, node) -> str | None:
-        """`x[..., 1::2]` of an array that is traced: the function whose gradient compiles (`layers.functional.every`)."""
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        last = parts[-1]
-        if self.numpy or not (isinstance(last, ast.Slice) and isinstance(last.step, ast.Constant) and last.upper is None and self.is_array(node.value)):
-            return None
-        start = 0 if last.lower is None else last.lower.value if isinstance(last.lower, ast.Constant) else -1
-        whole = [isinstance(part, ast.Slice) and ast.unparse(part) == ":" for part in parts[:-1]]
-        is_last = (all(whole) and len(parts) == self.facts.rank(node.value)) or (len(parts) == 2 and ast.unparse(parts[0]) == "...")
-        if not is_last or not isinstance(last.step.value, int) or not 0 <= start < last.step.value:
-            return None
-        return f"{self.use('labkit.layers.functional', 'every')}({self.expr(node.value)}, {last.step.value}{f', {start}' if start else ''})"
-
-    def _boolean_index(self, node) -> bool:
-        elements = node.elts if isinstance(node, ast.Tuple) else [node]
-        return any(self.facts.is_array(e) and self.facts.dtype(e) == "b" for e in elements)
-
-    # attributes
-
     def is_array(self, node) -> bool:
         return self.facts.is_array(node)
-
-    def x_Attribute(self, node):
-        text = ast.unparse(node)
-        if text in WIDE_DTYPES or text in DTYPES:
-            return self.dtype(node)
-        if text in ("torch.inf", "torch.nan", "torch.pi", "math.inf", "math.pi", "math.nan"):
-            return f"jnp.{node.attr}"
-        if text.startswith(("F.", "nn.functional.", "torch.nn.functional.")) and node.attr in ACTIVATIONS:
-            return f"{self.use('labkit.layers.activations', 'activation')}({node.attr!r})"
-        if node.attr == "dtype" and isinstance(node.value, ast.Attribute) and self.facts.is_parameter(node.value) and not self.numpy:
-            tied = self.t.tied_head(self, node.value.value)
-            owner = f"{self.use('labkit.layers.building', 'read')}(self.{tied}.embedding)" if tied is not None else self.expr(node.value)
-            return f"{owner.removesuffix('.T')}.dtype"
-        special = self.t.attribute(self, node)
-        if special is not None:
-            return special
-        if node.attr in ("mT", "mH"):
-            return f"{self.expr(node.value)}.swapaxes(-1, -2)"
-        if node.attr == "data" and self.is_array(node.value):
-            return self.expr(node.value)
-        if node.attr == "device":
-            return "None"
-        if node.attr in ("values", "indices") and self.facts.is_a(node.value, "tuple", "other"):
-            return f"{self.expr(node.value)}[{('values', 'indices').index(node.attr)}]"
-        if not self.numpy and not self.facts.is_parameter(node.value) and (self.facts.is_parameter(node) or self._unseen_parameter(node)):
-            return self.read(node)
-        text = self.expr(node.value)
-        return text.removesuffix(".T") if node.attr == "T" and text.endswith(".T") else f"{text}.{node.attr}"
-
-    def _unseen_parameter(self, node) -> bool:
-        """`self.dense.weight` where no run came by: the owner is a module of torch.nn."""
-        owner = node.value
-        if node.attr not in ("weight", "bias") or self.facts.ran(node) or self.folded.cls is None:
-            return False
-        if not (isinstance(owner, ast.Attribute) and ast.unparse(owner.value) == "self"):
-            return False
-        kinds = self.facts.attribute(self.folded.file, self.folded.cls, owner.attr).get("kinds", [])
-        return any(k.startswith("module:") for k in kinds)
-
-    def read(self, node) -> str:
-        """The array of a parameter or buffer that a module owns, in torch's orientation."""
-        read = self.use("labkit.layers.building", "read")
-        owner = self.expr(node.value)
-        modules = self.facts.modules(node.value)
-        if not modules and isinstance(node.value, ast.Attribute) and self.folded.cls is not None:
-            kinds = self.facts.attribute(self.folded.file, self.folded.cls, node.value.attr).get("kinds", [])
-            modules = [k.partition(":")[2] for k in kinds if k.startswith("module:")]
-        kind = self.t.builtin_module(modules)
-        names = {"Embedding": {"weight": "embedding"}, "Linear": {"weight": "kernel"}, "Conv1D": {"weight": "kernel"}}
-        name = names.get(kind, {}).get(node.attr, node.attr)
-        text = f"{read}({owner}.{name})"
-        return f"{text}.T" if kind == "Linear" and node.attr == "weight" else text
-
-    def held(self, node) -> str | None:
-        """The variable of a parameter that a module owns."""
-        match = re.fullmatch(r"\w+\(([\w.]+)\)(?:\.T)?", self.read(node))
-        return match[1] if match else None
 
     # calls
 
