@@ -18,9 +18,9 @@ def kernel():
 
 
 def step(weights, token):
-    """A decoder in small: an embedding that is the head too, two stacked layers by [in, out], one weight by [out, in], one used both ways, a vector."""
+    """A decoder in small: an embedding that is the head too, two stacked layers by [in, out], a stack of one by [out, in], one used both ways, a vector."""
     table, *rest = weights
-    layers, by_output, both_ways, vector = jnp.stack(rest[:2]), rest[2], rest[3], rest[4]
+    layers, by_output, both_ways, vector = jnp.stack(rest[:2]), jnp.stack(rest[2:3])[0], rest[3], rest[4]
     x = jnp.take(table, token, axis=0)
     for index in range(2):
         x = x + jax.nn.silu(x @ layers[index]) * vector

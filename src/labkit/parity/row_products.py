@@ -169,7 +169,8 @@ def _follow(eqn, origins: list):
     """What weight the only result of an operation is, if it is one still."""
     name, params, first = eqn.primitive.name, eqn.params, origins[0] if origins else None
     if name == "stack" and params["axis"] == 0 and all(isinstance(origin, _Weight) and not origin.lead for origin in origins):
-        return _Stack(tuple(dataclasses.replace(origin, lead=True) for origin in origins))
+        members = tuple(dataclasses.replace(origin, lead=True) for origin in origins)
+        return _Stack(members) if len(members) > 1 else members[0]
     if name == "slice" and isinstance(first, _Stack):
         shape, start, stop = eqn.invars[0].aval.shape, params["start_indices"], params["limit_indices"]
         one_layer = stop[0] - start[0] == 1 and not any(start[1:]) and tuple(stop[1:]) == tuple(shape[1:]) and params["strides"] is None
