@@ -1,26 +1,28 @@
-"""Every benchmark in one run: `PYTHONPATH=src python tests/benchmarks/run.py [FOLDER]`. FOLDER, on a disk, holds the conversion's files (default:
-the home folder)."""
+"""Every benchmark, one after another: `python tests/benchmarks/run.py [FOLDER]`. FOLDER, on a disk, holds the conversion's files (default: the home folder).
 
+Each runs in a process of its own, so that none finds the memory or the threads of the one before it. Exit 1 when a limit is not held.
+"""
+
+import os
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import conversion
-import inference
-import training
+HERE = Path(__file__).parent
 
 
-def main(folder: str) -> int:
-    found = inference.rows()
-    print(inference.table(found), flush=True)
-    trained = training.rows()
-    print("\n" + training.table(trained), flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        converted = conversion.measure(Path(place))
-    print("\n" + conversion.table(converted))
-    limits = [row["ratio"] <= conversion.RATIO_LIMIT and row["peak_bytes"] <= row["peak_limit_bytes"] for row in converted if row["what"] != conversion.COPY]
-    return 0 if all(limits) and all(row["holds"] for row in found + trained) else 1
+def run(script: str, *arguments: str) -> int:
+    """The exit status of one script, its table on this process's output."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, str(HERE / script), *arguments], env=environment).returncode
+
+
+def main(arguments: list[str]) -> int:
+    failed = [script for script, given in (("inference.py", []), ("conversion.py", arguments), ("training.py", [])) if run(script, *given)]
+    if failed:
+        print(f"limits not held, or no result: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else str(Path.home())))
+    sys.exit(main(sys.argv[1:]))

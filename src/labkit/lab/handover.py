@@ -5,7 +5,6 @@
 """
 
 import re
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from labkit.errors import InputError
 from labkit.lab import figures
 from labkit.lab.phases import PHASES, PROVING
 from labkit.lab.records import Failure, Record, Records, Status, Verdict, write_atomically
+from labkit.lab.reproduction import run_commands
 from labkit.lab.show import Figure, Gate, Gates, Table, code_markdown, escape_html, escape_markdown, number, when
 
 PHASE_TITLES = {
@@ -25,11 +25,6 @@ PHASE_TITLES = {
 NOTES = ("summary", "learned", "status", "bugs", "pitfalls", "commands")
 # An opening marker starts its line; elsewhere the same letters (in a command that names an odd model) are only text.
 _MARKER = re.compile(r"(?m)(?:^<!-- ()notes:([a-z0-9-]+) -->|<!-- (/)notes:([a-z0-9-]+) -->)")
-
-
-def quoted(model: str) -> str:
-    """A model's name as one word of a shell command, on one line."""
-    return shlex.quote(model) if model.isprintable() else "$'" + model.encode("unicode_escape").decode().replace("'", "\\'") + "'"
 
 
 @dataclass
@@ -128,8 +123,9 @@ class Handover:
         return max((r.end or r.start for r in self.records.values()), default="")
 
     @property
-    def full_command(self) -> str:
-        return f"labkit run {quoted(self.model)}"
+    def run_commands(self) -> list[str]:
+        """This handover again, as lines of a shell with their comments."""
+        return [f"{command}   # phase{'s' if ',' in phases else ''} {phases} of this handover" for command, phases in run_commands(self.model, self.records)]
 
 
 def collect(folder: Path) -> Handover:

@@ -109,6 +109,7 @@ class Record(Data):
     source_fingerprint: str = ""
     inputs_fingerprint: str = ""  # source, parameters, code and packages: what a finished phase is reused by
     parameters: dict[str, Scalar] = Field(default_factory=dict)
+    changed: dict[str, Scalar] = Field(default_factory=dict)  # of these, the ones that are not the notebook's defaults
     packages: dict[str, str] = Field(default_factory=dict)
     devices: list[str] = Field(default_factory=list)
     machine: str = ""

@@ -24,6 +24,7 @@ from labkit.lab.phases import PHASES, PROVING, phase_class
 from labkit.lab.phases.base import identity, inputs_fingerprint
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Failure, Record, Records, Status
+from labkit.lab.reproduction import changed
 
 EXIT_CODES = {"InputError": 2, "BusyError": 2, "killed": 3, "timeout": 3, "KernelDiedError": 3, "interrupted": 130}
 
@@ -304,6 +305,7 @@ def _settle(store: Records, number: int, source, before: str, failure: Failure |
                 name=PHASES[number],
                 run="",
                 parameters=parameters,
+                changed=changed(phase_class(number), parameters),
                 source_fingerprint=source.fingerprint,
                 packages=records.package_versions(),
                 machine=records.machine(),

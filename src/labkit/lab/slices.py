@@ -1,5 +1,6 @@
 """How a slice's origin shows: in phase 1, in `labkit port` and `labkit inspect`."""
 
+from labkit.lab.places import PACKAGE
 from labkit.lab.show import Item, Table, Text
 from labkit.port.slices import SliceInfo
 
@@ -9,7 +10,8 @@ SHOWN = 40
 def describe(info: SliceInfo) -> list[Item]:
     """Where the slice comes from, what is unusual about it, refusals, and branches that no configuration ran."""
     if info.kind == "refined":
-        return [Text(words="Written by hand, in {folder}.", values={"folder": str(info.folder)})]
+        folder = info.folder.relative_to(PACKAGE.parent) if info.folder.is_relative_to(PACKAGE.parent) else info.folder
+        return [Text(words="Written by hand, in {folder}.", values={"folder": str(folder)})]
     made, items = info.provenance, []
     words = "Translated from the source of transformers {version} on {date}, translator {translator}; the files are in {folder}."
     if made:

@@ -18,6 +18,7 @@ from labkit.errors import BlockedError, InputError, LabError
 from labkit.lab import handover, records
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Command, Failure, Finding, Record, Records, Status, Timing, Verdict
+from labkit.lab.reproduction import changed, named
 from labkit.lab.show import Figure, Gate, Gates, Item, Scalar, Section, Table, Text
 
 _held: dict[Path, ModelLock] = {}
@@ -89,6 +90,7 @@ class Phase:
             source_fingerprint=self.source.fingerprint,
             inputs_fingerprint=inputs_fingerprint(type(self), self.source.fingerprint, self.parameters, slice_identity(self.source)),
             parameters=self.parameters,
+            changed=changed(type(self), self.parameters),
             packages=records.package_versions(),
             machine=records.machine(),
             git_commit=records.git_commit(),
@@ -164,6 +166,11 @@ class Phase:
 
     def pitfall(self, words: str, **values: Scalar) -> None:
         self.record.pitfalls.append(Text(words=words, values=values))
+
+    @property
+    def named(self) -> str:
+        """The model as a command takes it, with the revision and consent that it was opened with."""
+        return named(self.parameters)
 
     def command(self, does: str, command: str) -> None:
         self.record.commands.append(Command(does=does, command=command))

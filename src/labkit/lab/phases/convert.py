@@ -4,7 +4,6 @@ import shutil
 import time
 
 from labkit.lab import figures
-from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.show import Section, Table, Text
 
@@ -21,9 +20,8 @@ class Convert(Phase):
     def __init__(self, model: str, revision: str = "", trust_remote_code: bool = False):
         super().__init__(model, revision, trust_remote_code)
         self.seconds: dict[str, float] = {}
-        name = quoted(model)
-        self.command("to Orbax, scanned layers", f"labkit convert {name} CKPT")
-        self.command("to Orbax, one entry per layer", f"labkit convert {name} CKPT_UNSCANNED --no-scan")
+        self.command("to Orbax, scanned layers", f"labkit convert {self.named} CKPT")
+        self.command("to Orbax, one entry per layer", f"labkit convert {self.named} CKPT_UNSCANNED --no-scan")
         self.command("back to safetensors", "labkit export CKPT OUT")
 
     def _folder(self, layout: str):

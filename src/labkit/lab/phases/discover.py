@@ -6,7 +6,6 @@ from pathlib import Path
 
 from labkit.errors import BlockedError, InputError
 from labkit.lab import figures
-from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.show import Section, Table, Text
 
@@ -25,9 +24,9 @@ class Discover(Phase):
         self.subset_layers = subset_layers
         self.command(
             "facts, and the subset as a safetensors directory",
-            f"labkit run {quoted(model)} --phases 1" + (f" -p subset_layers {subset_layers}" if subset_layers else ""),
+            f"labkit run {self.named} --phases 1" + (f" -p subset_layers {subset_layers}" if subset_layers else ""),
         )
-        self.command("facts from headers alone", f"labkit inspect {quoted(model)}")
+        self.command("facts from headers alone", f"labkit inspect {self.named}")
 
     @cell
     def config_table(self) -> Section:

@@ -4,7 +4,6 @@ import numpy as np
 
 from labkit.errors import BlockedError, InputError
 from labkit.lab import figures_scale as figures
-from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.phases.discover import subset_again
 from labkit.lab.show import Item, Section, Table, Text, number
@@ -149,8 +148,7 @@ class Scale(Phase):
             length=self.length,
         )
         shown = ",".join(f"{axis}={size}" for axis, size in mesh.items())
-        named = quoted(self.source.model)
-        self.command("the TPU compiler's report, for any slice of chips", f"labkit compile {named} --topology {self.topology} --mesh {shown}")
+        self.command("the TPU compiler's report, for any slice of chips", f"labkit compile {self.named} --topology {self.topology} --mesh {shown}")
         try:
             check_job(job)
         except BlockedError as absent:
@@ -217,7 +215,7 @@ class Scale(Phase):
         _remove(out)
         columns = ["step", "loss", "gradient norm", "router entropy", "tokens/s"]
         rows = [[r["step"], r["loss"], r["gradient_norm"], r.get("router_entropy"), r["tokens_per_second"]] for r in records]
-        self.command("train, and go on after a stop", f"labkit train {quoted(self.source.model)} --data TEXT --out OUT")
+        self.command("train, and go on after a stop", f"labkit train {self.named} --data TEXT --out OUT")
         drawing = figures.loss_curve(losses, f"Training loss, {self.steps} updates of the subset")
         table = Table(title="Updates", columns=columns, rows=rows, fold=True, note=f"Compiled in {done.compile_seconds:.1f} s.")
         return Section(title="Training", items=[self.figure(drawing, "loss"), table])

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from labkit.lab import figures
-from labkit.lab.handover import quoted
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.phases.discover import subset_again
 from labkit.lab.phases.matrix import by_layer
@@ -49,7 +48,7 @@ class Verify(Phase):
         self.float32: dict[str, object] = {}
         self._loaded: dict[tuple[str, str], object] = {}
         self._pool, self._jobs = ThreadPoolExecutor(2), {}
-        self.command("the same verdicts as one JSON object", f"labkit check {quoted(model)} --json")
+        self.command("the same verdicts as one JSON object", f"labkit check {self.named} --json")
 
     # -- what the verdicts are taken on ----------------------------------------------------------------------------------------------------------------
 
@@ -332,7 +331,7 @@ class Verify(Phase):
             rows += [
                 [name, row["length"], row["max_kl"], row.get("greedy_matched"), row.get("greedy_tokens"), row["dtype"]] for row in verdict.details["prompts"]
             ]
-        self.command("verify against goldens, also those made elsewhere", f"labkit check {quoted(self.source.model)} --golden FILE.jsonl")
+        self.command("verify against goldens, also those made elsewhere", f"labkit check {self.named} --golden FILE.jsonl")
         table = Table(title="Goldens", columns=["goldens", "tokens", "max KL, nats", "greedy identical", "greedy stored", "reference in"], rows=rows)
         where = f"handovers/{path.parent.name}/{path.name}"
         words = Text(words="One JSON object per line with prompt, tokens and logits, in {path}.", values={"path": where})
