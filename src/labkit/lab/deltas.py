@@ -3,7 +3,7 @@
 from labkit.lab.show import Table
 from labkit.port import DeltaList
 
-SHOWN = 40  # rows; the rest is counted
+SHOWN = 200  # rows; the rest is counted
 WIDTH = 110  # characters of a statement
 
 
