@@ -19,9 +19,8 @@ class Capture:
 
     inputs: first array argument of each module (and queries, keys before rotation under `<attention>.q_rope`, `.k_rope`). outputs: what each module
     returned, a tuple by its first array; a router by its logits, its choice under `<router>.indices` and `<router>.weights`. fires: calls per module.
-    classes: the class of each module. functions: the wrapped function
-    behind each point. weighted: modules with parameters of their own. silent: those of them that never ran. model_class: the
-    class of the whole.
+    classes: the class of each module. functions: the wrapped function behind each point. weighted: modules with parameters of their own. biases: module ->
+    [features], of those that add one to a product with their `weight`. silent: modules with parameters that never ran. model_class: the class of the whole.
     """
 
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -30,6 +29,7 @@ class Capture:
     classes: dict[str, type] = field(default_factory=dict)
     functions: dict[str, object] = field(default_factory=dict)
     weighted: set[str] = field(default_factory=set)
+    biases: dict[str, np.ndarray] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
     model_class: type | None = None
 
@@ -171,6 +171,11 @@ class _Recorder:
         return wrapped
 
 
+def _bias_of_product(module):
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return bias if getattr(weight, "ndim", 0) == 2 and getattr(bias, "ndim", 0) == 1 else None
+
+
 def _argument(function, name, default):
     """A reader of one argument of a call of `function`, by keyword, by position, or by its default."""
     parameters = inspect.signature(function).parameters
@@ -202,6 +207,8 @@ def recording(model):
             recorder.capture.classes[name] = type(module)
             if next(module.parameters(recurse=False), None) is not None:
                 recorder.capture.weighted.add(name)
+            if (bias := _bias_of_product(module)) is not None:
+                recorder.capture.biases[name] = to_numpy(bias)
             handles.append(module.register_forward_pre_hook(recorder.before(name), with_kwargs=True))
             handles.append(module.register_forward_hook(recorder.after(name), with_kwargs=True))
         for file in modeling_modules(model):

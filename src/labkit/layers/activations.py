@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from labkit.layers.precision import widen
 from labkit.layers.variables import value
+
+
+def _once(function):
+    """`function` rounded once: what torch runs as one kernel computes in float32 and rounds its result alone."""
+    return lambda x: function(widen(x)).astype(x.dtype)
 
 
 def _softplus(x):
@@ -19,7 +25,8 @@ def _tanh_gelu(inner):
     return lambda x: 0.5 * x * (1.0 + jnp.tanh(inner(x)))
 
 
-_gelu = functools.partial(jax.nn.gelu, approximate=False)
+_gelu = _once(functools.partial(jax.nn.gelu, approximate=False))
+_silu = _once(jax.nn.silu)
 
 ACTIVATIONS = {
     "gelu": _gelu,
@@ -29,21 +36,21 @@ ACTIVATIONS = {
     "gelu_new": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_python": lambda x: x * 0.5 * (1.0 + jax.lax.erf(x / math.sqrt(2.0))),
     "gelu_python_tanh": _tanh_gelu(lambda x: math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)),
-    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
+    "gelu_pytorch_tanh": _once(functools.partial(jax.nn.gelu, approximate=True)),
+    "hardswish": _once(lambda x: x * jnp.clip(x + 3, 0, 6) / 6),
     "laplace": lambda x: 0.5 * (1.0 + jax.lax.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
     "leaky_relu": lambda x: jnp.where(x > 0, x, 0.01 * x),
     "linear": lambda x: x,
-    "mish": lambda x: x * jnp.tanh(_softplus(x)),
+    "mish": _once(lambda x: x * jnp.tanh(_softplus(x))),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "relu6": lambda x: jnp.clip(x, 0, 6),
-    "sigmoid": jax.nn.sigmoid,
-    "silu": jax.nn.silu,
+    "sigmoid": _once(jax.nn.sigmoid),
+    "silu": _silu,
     "sqrtsoftplus": lambda x: jnp.sqrt(_softplus(x)),
-    "swish": jax.nn.silu,
-    "tanh": jnp.tanh,
+    "swish": _silu,
+    "tanh": _once(jnp.tanh),
 }
 """Functions of one array, by name."""
 

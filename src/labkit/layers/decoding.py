@@ -141,7 +141,12 @@ class DecoderCall:
             indices = [jnp.asarray(plan.layers_at(s, p), jnp.int32) for p in range(len(stacks))]
             inputs = list(zip([nnx.split(stack)[1] for stack in stacks], kept[s], indices))
             scanned = self.scan and segment.repeats > 1 and not grows
-            carry, outs = (_scan if scanned else functools.partial(_loop, segment, scoped=not self.scan))(steps, carry, inputs)
+            run_stack = _scan if scanned else functools.partial(_loop, segment, scoped=not self.scan)
+            try:
+                carry, outs = run_stack(steps, carry, inputs)
+            except _WiderCarry as wider:
+                # A residual stream that the first layer makes wide (`residual_in_fp32`): wide from the start it holds the same values.
+                carry, outs = run_stack(steps, jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), carry, wider.dtypes), inputs)
             written.append([state for state, _ in outs])
             aux.extend(entry for _, entry in outs)
         for entry in aux:
@@ -194,6 +199,19 @@ class DecoderCall:
         return {name: jnp.concatenate(leaves) for name, leaves in sorted(self._layer_aux.items())} | self._aux
 
 
+class _WiderCarry(Exception):
+    """A layer made floats of the carry wider. dtypes: those of its result, in the carry's structure."""
+
+    def __init__(self, dtypes):
+        super().__init__()
+        self.dtypes = dtypes
+
+
+def _widens(old, new) -> bool:
+    floats = jnp.issubdtype(old.dtype, jnp.floating) and jnp.issubdtype(new.dtype, jnp.floating)
+    return old.dtype == new.dtype or (floats and jnp.promote_types(old.dtype, new.dtype) == new.dtype)
+
+
 def _checked(out, carry, who: str, grows: bool) -> tuple:
     """The step's result as a tuple; ValueError when it does not fit the carry."""
     out = out if isinstance(out, tuple) and len(carry) != 1 else (out,)
@@ -201,6 +219,10 @@ def _checked(out, carry, who: str, grows: bool) -> tuple:
         carry = tuple(new if old is None or isinstance(old, dict) else old for old, new in zip(carry, out))
     describe = lambda tree: jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{jnp.ndim(leaf) if grows else list(jnp.shape(leaf))}", tree)
     if jax.tree.structure(out) != jax.tree.structure(tuple(carry)) or describe(out) != describe(tuple(carry)):
+        same = jax.tree.structure(out) == jax.tree.structure(tuple(carry)) and not grows
+        leaves = list(zip(jax.tree.leaves(tuple(carry)), jax.tree.leaves(out))) if same else []
+        if same and all(jnp.shape(old) == jnp.shape(new) and _widens(old, new) for old, new in leaves):
+            raise _WiderCarry(jax.tree.map(lambda leaf: leaf.dtype, out))
         raise ValueError(f"{who} was given {describe(tuple(carry))} and returned {describe(out)}: what goes through the layers keeps its shape and dtype")
     return out
 

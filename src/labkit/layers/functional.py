@@ -25,9 +25,20 @@ def softmax(x, axis: int = -1):
 
 
 def softplus(x, beta=1.0, threshold=20.0):
-    """log(1 + exp(beta x)) / beta, and x itself where beta x exceeds `threshold` (`torch.nn.functional.softplus`)."""
-    scaled = x * beta
-    return jnp.where(scaled > threshold, x, jnp.logaddexp(scaled, jnp.zeros_like(scaled)) / beta)
+    """log(1 + exp(beta x)) / beta, and x itself where beta x exceeds `threshold` (`torch.nn.functional.softplus`); rounded once, as torch does it."""
+    wide = widen(x)
+    scaled = wide * beta
+    return jnp.where(scaled > threshold, wide, jnp.logaddexp(scaled, jnp.zeros_like(scaled)) / beta).astype(x.dtype)
+
+
+def silu(x):
+    """x sigmoid(x) (`torch.nn.functional.silu`), rounded once."""
+    return jax.nn.silu(widen(x)).astype(x.dtype)
+
+
+def gelu(x, approximate: bool = False):
+    """x times the normal distribution's share below x, or its form by tanh (`torch.nn.functional.gelu`); rounded once."""
+    return jax.nn.gelu(widen(x), approximate=approximate).astype(x.dtype)
 
 
 def split(x, sizes, axis: int):

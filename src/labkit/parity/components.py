@@ -149,7 +149,7 @@ def _error(ours, reference, mask) -> float:
         return float("inf")
 
 
-def _comparable(name: str, classes) -> bool:
+def comparable(name: str, classes) -> bool:
     """Parts that are no module of ours by design: activations and the table-making rotary module (its effect is measured on q and k)."""
     cls = classes.get(name.split("#")[0])
     return cls is None or not re.search(r"Rotary|Activation|SiLU|GELU|Dropout|Identity", cls.__name__)
@@ -165,7 +165,7 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
     free_errors = place_errors(free, reference.outputs, mask)
     outputs = place_errors(isolated, reference.outputs, mask)
     whole = {name for name, value in reference.inputs.items() if np.issubdtype(np.asarray(value).dtype, np.integer)}
-    inputs = place_errors(isolated.inputs, {n: v for n, v in reference.inputs.items() if n not in whole and _comparable(n, classes)}, mask)
+    inputs = place_errors(isolated.inputs, {n: v for n, v in reference.inputs.items() if n not in whole and comparable(n, classes)}, mask)
     judged = [Fault(n, "output", kind_of(n, classes), e) for n, e in outputs.items()] + [
         Fault(n, "input", input_kind(n, classes), e) for n, e in inputs.items()
     ]
@@ -190,7 +190,7 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
                 worst.error <= limit,
             )
         )
-    missing = sorted(n for n in reference.weighted if n in reference.outputs and n not in isolated and _comparable(n, classes))
+    missing = sorted(n for n in reference.weighted if n in reference.outputs and n not in isolated and comparable(n, classes))
     order = [n for n in reference.outputs if free_errors.get(n, 0.0) > limit]
     first = Fault(order[0], "output", kind_of(order[0], classes), free_errors[order[0]]) if order else None
     faults = tuple(
@@ -209,6 +209,11 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
         free_errors,
         {n: max(outputs.get(n, 0.0), inputs.get(n, 0.0)) for n in outputs | inputs},
     )
+
+
+def cite_sides(fault: Fault, reference, recording) -> tuple[str, str]:
+    """file:line of the code that made the value of a place: the reference's and ours."""
+    return _cite_reference(fault.kind, fault, reference), _cite_ours(fault.kind, fault, recording)
 
 
 def _owner(fault: Fault, classes: Mapping[str, type]):

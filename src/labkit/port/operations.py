@@ -37,7 +37,7 @@ class Operations:
 
     def op_gelu(self, name, b, node):
         approximate = "approximate" in b and ast.literal_eval(b["approximate"]) == "tanh"
-        return f"jax.nn.gelu({self.expr(b['input'])}, approximate={approximate})"
+        return f"{self.helper('gelu')}({self.expr(b['input'])}{', approximate=True' if approximate else ''})"
 
     def op_extreme(self, name, b, node):
         x = self.expr(b["input"])
@@ -54,8 +54,9 @@ class Operations:
         if dtype is None or isinstance(dtype, ast.Constant) or ast.unparse(dtype) == f"{ast.unparse(b['input'])}.dtype":
             function = "jax.nn.softmax" if x.startswith(f"{self.helper('widen')}(") else self.helper("softmax")
             return f"{function}({x}, axis={dim})"
-        wide = f"{self.helper('widen')}({x})" if self._is_wide(dtype) else f"{x}.astype({self.dtype(dtype)})"
-        return f"jax.nn.softmax({wide}, axis={dim})"
+        if self._is_wide(dtype):
+            return f"jax.nn.softmax({self.helper('widen')}({x}), axis={dim})"
+        return f"{self.helper('softmax')}({x}.astype({self.dtype(dtype)}), axis={dim})"
 
     def op_variance(self, name, b, node):
         correction = 1

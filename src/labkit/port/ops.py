@@ -27,7 +27,6 @@ _UNARY = {
     "rsqrt": "jax.lax.rsqrt",
     "sigmoid": "jax.nn.sigmoid",
     "relu": "jax.nn.relu",
-    "silu": "jax.nn.silu",
     "logsigmoid": "jax.nn.log_sigmoid",
     "erf": "jax.lax.erf",
     "logical_not": "jnp.logical_not",
@@ -78,6 +77,7 @@ OPS: dict[str, Op] = {
     "negative": _op("input", "(-{input})"),
     "gelu": _op("input approximate", "@gelu"),
     "softplus": _op("input beta threshold", "{softplus}({input}{, beta=beta}{, threshold=threshold})"),
+    "silu": _op("input inplace", "{silu}({input})"),
     "glu": _op("input dim", "jax.nn.glu({input}, axis={dim|-1})"),
     "softmax": _op("input dim dtype _stacklevel", "@softmax"),
     "log_softmax": _op("input dim dtype", "jax.nn.log_softmax({wide:input}, axis={dim|-1})"),
@@ -227,7 +227,22 @@ HELPERS = (
     {
         name: "labkit.layers.functional"
         for name in (
-            *("softmax", "softplus", "split", "pad", "expand", "unflatten", "unbind", "gather", "scatter", "scatter_add", "index_add", "index_copy"),
+            *(
+                "softmax",
+                "softplus",
+                "silu",
+                "gelu",
+                "split",
+                "pad",
+                "expand",
+                "unflatten",
+                "unbind",
+                "gather",
+                "scatter",
+                "scatter_add",
+                "index_add",
+                "index_copy",
+            ),
             *("every", "normalize", "unfold", "Normal", "view_as_complex", "view_as_real", "flatten", "solve_triangular"),
         )
     }

@@ -276,7 +276,9 @@ class Verify(Phase):
         from labkit.parity.verdicts import BFLOAT16_RATIO_LIMIT, bfloat16_verdict
 
         tokens = np.stack([tokens for _, tokens in self.prompts((256, 256))])
-        verdict = bfloat16_verdict(self.ours(on, "bfloat16"), self.reference(on, "bfloat16"), self.reference(on, "float32"), tokens)
+        ours = self.ours(on, "bfloat16")
+        verdict = bfloat16_verdict(ours, self.reference(on, "bfloat16"), self.reference(on, "float32"), tokens)
+        rounding = [self._rounding(ours)] if on == "subset" else []
         self._loaded.pop((on, "bfloat16"))
         details = verdict.details
         ratio = details["ratio"] if np.isfinite(details["ratio"]) else "inf"
@@ -303,8 +305,35 @@ class Verify(Phase):
         note = "No fixed limit can gate bfloat16: the reference itself is this far from its float32."
         return Section(
             title=f"bfloat16, {'full model' if on == 'full' else on}",
-            items=[Table(title=f"{details['positions']} positions", columns=columns, rows=rows, note=note)],
+            items=[Table(title=f"{details['positions']} positions", columns=columns, rows=rows, note=note), *rounding],
         )
+
+    def _rounding(self, ours) -> Table:
+        """Each part of the subset in bfloat16 on the reference's own inputs: a missing upcast, which the KL of the logits drowns."""
+        from labkit.parity.rounding import RATIO_LIMIT, by_kind, compare_rounding, worst
+
+        tokens = np.stack([tokens for _, tokens in self.prompts((64, 64))])
+        found = compare_rounding(ours, self.ours("subset", "float32"), self.reference("subset", "bfloat16"), tokens)
+        self.gate(
+            "bfloat16 rounds where the reference rounds, subset",
+            all(part.passed for part in found),
+            worst(found).ratio,
+            RATIO_LIMIT,
+            "a part's error against float32, ours over the reference's, on the reference's bfloat16 inputs: the worst of all parts",
+        )
+        for part in found:
+            if not part.passed:
+                evidence = f"{part.place}: {part.unequal:.0%} of the bits differ, and the error against float32 is {part.ratio:.3g} times the reference's"
+                fix = "widen where the reference calls .float() or names torch.float32, and round where it rounds"
+                cause = "rounds more than the reference in bfloat16: an upcast is missing, or a value is rounded once more"
+                self.finding(part.kind, cause, f"{evidence}; reference {part.reference}, ours {part.cited}", fix)
+        columns = ["component", "places", "worst error, ours ÷ the reference's", "at", "most other bits", "at "]
+        rows = [[kind, count, far.ratio, far.place, f"{other.unequal:.1%}", other.place] for kind, count, far, other in by_kind(found)]
+        note = (
+            "Each place in bfloat16, on the reference's own bfloat16 inputs. Errors are root mean squares against the same place in float32, 1 where the bits are "
+            f"the reference's; the limit is {RATIO_LIMIT}. An upcast that is missing shows here and nowhere else."
+        )
+        return Table(title="Rounding, place by place", columns=columns, rows=rows, code=["at", "at "], note=note)
 
     @cell
     def goldens(self) -> Section:
