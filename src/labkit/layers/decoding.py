@@ -209,7 +209,7 @@ class _WiderCarry(Exception):
 
 def _widens(old, new) -> bool:
     floats = jnp.issubdtype(old.dtype, jnp.floating) and jnp.issubdtype(new.dtype, jnp.floating)
-    return old.dtype == new.dtype or (floats and jnp.promote_types(old.dtype, new.dtype) == new.dtype)
+    return old.dtype == new.dtype or (floats and new.dtype.itemsize > old.dtype.itemsize)
 
 
 def _checked(out, carry, who: str, grows: bool) -> tuple:

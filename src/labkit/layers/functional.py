@@ -31,6 +31,11 @@ def softplus(x, beta=1.0, threshold=20.0):
     return jnp.where(scaled > threshold, wide, jnp.logaddexp(scaled, jnp.zeros_like(scaled)) / beta).astype(x.dtype)
 
 
+def sigmoid(x):
+    """1 / (1 + exp(-x)), rounded once: XLA on CPU rounds every step of it."""
+    return jax.nn.sigmoid(widen(x)).astype(x.dtype)
+
+
 def silu(x):
     """x sigmoid(x) (`torch.nn.functional.silu`), rounded once."""
     return jax.nn.silu(widen(x)).astype(x.dtype)

@@ -330,8 +330,8 @@ class Verify(Phase):
         columns = ["component", "places", "worst error, ours ÷ the reference's", "at", "most other bits", "at "]
         rows = [[kind, count, far.ratio, far.place, f"{other.unequal:.1%}", other.place] for kind, count, far, other in by_kind(found)]
         note = (
-            "Each place in bfloat16, on the reference's own bfloat16 inputs. Errors are root mean squares against the same place in float32, 1 where the bits are "
-            f"the reference's; the limit is {RATIO_LIMIT}. An upcast that is missing shows here and nowhere else."
+            "Each place in bfloat16, on the reference's own bfloat16 inputs. Errors are root mean squares against the same place in float32, 1 where the bits "
+            f"are the reference's; the limit is {RATIO_LIMIT}. An upcast that is missing shows here and nowhere else."
         )
         return Table(title="Rounding, place by place", columns=columns, rows=rows, code=["at", "at "], note=note)
 
