@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +96,14 @@ def test_goldens_that_cannot_serve_are_refused_before_the_first_phase(lab, tmp_p
     with pytest.raises(InputError, match=says):
         run(phases=(1, 2, 3, 4), parameters={"golden": str(file)})
     assert store.read(1) is None
+
+
+def test_paths_that_were_typed_here_reach_the_kernel_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parameters = {"model": "here", "golden": "g.jsonl", "longest": 256}
+    folder, tiny = (SimpleNamespace(origin=origin) for origin in ("directory", "tiny"))
+    assert runner._absolute(parameters, folder) == {"model": str(tmp_path / "here"), "golden": str(tmp_path / "g.jsonl"), "longest": 256}
+    assert runner._absolute(parameters | {"golden": ""}, tiny) == parameters | {"golden": ""}
 
 
 def test_a_killed_kernel_exits_3_and_leaves_record_handover_and_notebook(lab):

@@ -1,4 +1,4 @@
-"""The lengths at which a decoder becomes another function: windows, chunks, sparse attention, rope that switches, positions that scale. From the config alone."""
+"""The lengths at which a decoder becomes another function: windows, chunks, sparse attention, rope that switches, positions that scale. From configs."""
 
 from dataclasses import dataclass
 

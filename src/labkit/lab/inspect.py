@@ -1,5 +1,7 @@
 """`labkit inspect`: facts, delta list and walls from config, headers and the reference's source; no weight is read."""
 
+import textwrap
+
 from labkit.errors import BlockedError, InputError
 from labkit.lab.show import Section, Table, Text
 
@@ -97,7 +99,8 @@ def _closing(result: dict, name: str) -> list[str]:
     """The last two lines: what it is and what stands in the way; the next command."""
     walls = result["walls"]
     stands = "no walls" if not walls else "1 wall" if len(walls) == 1 else f"{len(walls)} walls"
-    said = f"In short: family {result['family']}, {result['slice'] or 'no'} slice, {stands}{': ' + walls[0]['what'].rstrip('.') if walls else ''}."
+    first = textwrap.shorten(walls[0]["what"].rstrip("."), 150, placeholder=" …") if walls else ""
+    said = f"In short: family {result['family']}, {result['slice'] or 'no'} slice, {stands}{': ' + first if walls else ''}."
     advice = walls[0]["next"].rstrip(".") if walls else f"labkit run {name}"
     return [said, f"Next: {advice}" + ("." if walls else "")]
 

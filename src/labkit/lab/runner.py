@@ -74,6 +74,7 @@ def run(
     chosen = notebook_parameters(phases, {"model": model, **(parameters or {})})
     first = chosen[phases[0]]
     source = open_source(model, first.get("revision") or None, trust_remote_code=bool(first.get("trust_remote_code", False)))
+    chosen = {number: _absolute(parameters, source) for number, parameters in chosen.items()}
     folder = records.model_folder(handovers_dir(handovers), source.slug, identity(source))
     store = Records(folder)
     _refuse_early(phases, chosen, store, source, force)
@@ -157,6 +158,12 @@ def read_parameters(path: Path) -> dict[str, tuple[type, object]]:
             )
         found[node.target.id] = (kind, ast.literal_eval(node.value))
     return found
+
+
+def _absolute(parameters: dict, source) -> dict:
+    """Paths as the kernel can take them: it runs in the notebooks' folder."""
+    paths = {"model": source.origin in ("directory", "gguf"), "golden": True}
+    return {name: str(Path(value).expanduser().absolute()) if value and paths.get(name) else value for name, value in parameters.items()}
 
 
 def _typed(name: str, value, kind: type):

@@ -1,4 +1,4 @@
-"""How long phase 4's longest prompt is: beyond every length at which the function changes, where that costs little; and what is said of the lengths it leaves out."""
+"""How long phase 4's longest prompt is: beyond every length at which the function changes, where that costs little; and what is said of the others."""
 
 from dataclasses import dataclass
 

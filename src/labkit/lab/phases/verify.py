@@ -42,7 +42,7 @@ class Verify(Phase):
     def __init__(
         self, model: str, revision: str = "", trust_remote_code: bool = False, longest: int = 256, greedy_tokens: int = 16, golden: str = "", keep: bool = False
     ):
-        """longest: tokens of the longest prompt, at least; 200 or more. greedy_tokens: from each prompt. golden: a .jsonl from elsewhere. keep: scratch on failure."""
+        """longest: the longest prompt at least, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl from elsewhere. keep: scratch on failure."""
         super().__init__(model, revision, trust_remote_code, longest=longest, greedy_tokens=greedy_tokens, golden=golden, keep=keep)
         self.reach = reach(self.source, longest, greedy_tokens, self.records)
         self.lengths, self.greedy_tokens, self.golden, self.keep = (6, 64, self.reach.longest), greedy_tokens, golden, keep
