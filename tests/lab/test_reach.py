@@ -51,7 +51,7 @@ def test_a_longer_window_is_told(tmp_path, records):
     (words,) = reach(source, 256, 16, records).left
     assert words.startswith("sliding_window is 4096 and the longest prompt has 256 tokens: beyond it")
     # Its tiny configuration has no window at all.
-    assert "not proven by any phase; -p longest 4112 reaches it" in words
+    assert "not proven by any phase; `labkit run -p longest 4112` reaches it" in words
     assert reach(source, 4112, 16, records).left == []
 
 
@@ -69,6 +69,8 @@ def test_learned_positions_leave_room_for_what_is_decoded(records):
         described={"num_hidden_layers": 2, "sliding_window": 300}, effective={"max_position_embeddings": 320}, model_type="nothing_of_the_kind"
     )
     assert reach(SimpleNamespace(config=config), 256, 16, records).longest == 256
+    (words,) = reach(SimpleNamespace(config=config), 256, 16, records).left
+    assert words.endswith("not proven by any phase")  # no prompt could: there are no positions for it
     config.effective = {"max_position_embeddings": 332}
     assert reach(SimpleNamespace(config=config), 256, 16, records).longest == 316
 

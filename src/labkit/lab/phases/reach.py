@@ -33,15 +33,16 @@ def reach(source, minimum: int, steps: int, records: Records) -> Reach:
     longest = max([minimum, *(each.length + BEYOND for each in lengths if each.length + BEYOND <= most)])
     tiny = _tiny(source.config.model_type, records) if any(each.length >= longest for each in lengths) else {}
     reached = [each for each in lengths if each.length < longest]
-    return Reach(longest, reached, [_left(each, longest, tiny) for each in lengths if each.length >= longest])
+    fits = lambda each: room is None or each.length + BEYOND + steps <= room
+    return Reach(longest, reached, [_left(each, longest, tiny, fits(each)) for each in lengths if each.length >= longest])
 
 
-def _left(each: ChangingLength, longest: int, tiny: dict) -> str:
+def _left(each: ChangingLength, longest: int, tiny: dict, fits: bool) -> str:
     words = f"{each.key} is {each.length} and the longest prompt has {longest} tokens: beyond it, where {each.what} begins to matter, the port is "
     if (each.key, each.what) in tiny:
         length, tokens = tiny[each.key, each.what]
         return words + f"proven on the tiny configuration of phase 2 only ({each.key} {length}, {tokens} tokens)"
-    return words + f"not proven by any phase; -p longest {each.length + BEYOND} reaches it"
+    return words + "not proven by any phase" + (f"; `labkit run -p longest {each.length + BEYOND}` reaches it" if fits else "")
 
 
 def _tiny(model_type: str, records: Records) -> dict[tuple[str, str], tuple[int, int]]:

@@ -154,7 +154,7 @@ class Verify(Phase):
                 rows=[[name, value] for name, value in result["checks"].items()],
             ),
         ]
-        told = [Text(words="{words}.", values={"words": words}) for words in self.reach.told]
+        told = [Text(words=f"{words}.") for words in self.reach.told]
         return Section(title=f"Exact, {'full model' if on == 'full' else on}", items=[*tables, *told])
 
     @cell
