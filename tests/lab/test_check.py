@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+import pytest
+
+from labkit.errors import InputError
 from labkit.lab.check import check
 from labkit.lab.phases.discover import Discover
 from tests.port import fake
@@ -32,3 +35,10 @@ def test_two_handovers_folders_do_not_share_scratch(tmp_path, monkeypatch):
         scratches.append(phase.scratch)
         phase.finish()
     assert len(set(scratches)) == 2
+
+
+def test_goldens_that_are_not_there_are_refused_before_any_cell(tmp_path):
+    told = []
+    with pytest.raises(InputError, match="goldens cannot be read"):
+        check("tiny:qwen3", golden=str(tmp_path / "nope.jsonl"), say=told.append)
+    assert told == []

@@ -87,3 +87,23 @@ def test_a_process_that_takes_too_long_is_stopped():
 
 def test_checks_are_read_from_text():
     assert conform.chosen_checks("1,3,exact") == (1, 3, "exact") and conform.chosen_checks(None) is None
+
+
+def test_records_that_are_not_committed_are_shown_apart(monkeypatch, tmp_path):
+    """Of a committed record that a run has changed since, the committed text counts; a new one does not count at all."""
+    monkeypatch.setattr(garden, "FOLDER", tmp_path)
+    for name in ("same", "changed", "new"):
+        kept = json.loads(garden.record(row([suite()], [attack()]) | {"family": name}, tmp_path).read_text())
+        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
+    before = {"same": (tmp_path / "same.json").read_text(), "changed": json.dumps(kept | {"family": "changed", "seconds": 99}), "new": ""}
+    monkeypatch.setattr(garden, "committed", lambda path: before[path.stem])
+    known, since = garden.listed()
+    assert [(r["family"], r["seconds"]) for r in known] == [("changed", 99), ("same", 3.5)]
+    assert [r["family"] for r in since] == ["changed", "new"]
+    monkeypatch.setattr(garden, "committed", lambda path: None)  # outside a checkout
+    assert len(garden.listed()[0]) == 3 and garden.listed()[1] == []
+
+
+def test_the_table_has_a_legend():
+    assert all(f"{column}:" in garden.LEGEND for column in ("KL 32", "beside", "specs", "faults"))
+    assert garden.Garden([row([suite()])]).plain().endswith(garden.LEGEND)

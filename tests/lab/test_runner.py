@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,12 +56,54 @@ def test_a_failed_gate_stops_the_run_and_is_told_when_it_passes(lab):
     notebooks.write(folder, 1, "discover", passed=False)
     outcome = run()
     assert (outcome.exit_code, outcome.ran) == (1, [1])
-    assert run(phases=(2,)).exit_code == 1
-    assert "phase 1 has passed" in run(phases=(2,)).error.what
+    assert runner.reasons(outcome.records[1]) == ["FAIL held: 1 (limit 1)"]
+    with pytest.raises(InputError, match="phase 1 has passed, and it is BLOCKED"):
+        run(phases=(2,))
     notebooks.write(folder, 1, "discover")
     assert run().exit_code == 0
     (bug,) = handover.collect(store.folder).bugs
     assert not bug.open and bug.title == "Gate: held"
+
+
+def test_a_phase_that_has_nothing_to_start_from_is_refused_before_the_first_runs(lab):
+    folder, store, run = lab
+    for number in (3, 4):
+        notebooks.write(folder, number, NAMES[number])
+    with pytest.raises(InputError, match="phase 4 starts only when phase 3 has passed, and it has not run") as caught:
+        run(phases=(1, 2, 4))
+    assert "run phase 3 too" in caught.value.next and store.read(1) is None
+    assert run(phases=(1, 2, 3)).exit_code == 0
+    done = run(phases=(1, 2, 4))
+    assert (done.exit_code, done.reused, done.ran) == (0, [1, 2], [4])
+    record = store.read(3)
+    record.outputs["scanned"] = str(folder / "gone")
+    store.write(record)
+    with pytest.raises(InputError, match="what it wrote to the scratch is gone"):
+        run(phases=(1, 2, 4), force=True)
+    assert run(phases=(1, 2, 4)).reused == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "cannot be read"), ("", "no goldens"), ("{", "not valid JSON"), ('{"tokens": [1]}', "lacks tokens or logits")]
+)
+def test_goldens_that_cannot_serve_are_refused_before_the_first_phase(lab, tmp_path, text, says):
+    folder, store, run = lab
+    for number in (3, 4):
+        notebooks.write(folder, number, NAMES[number], parameters=notebooks.PARAMETERS + '\ngolden: str = ""')
+    file = tmp_path / "goldens.jsonl"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(InputError, match=says):
+        run(phases=(1, 2, 3, 4), parameters={"golden": str(file)})
+    assert store.read(1) is None
+
+
+def test_paths_that_were_typed_here_reach_the_kernel_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parameters = {"model": "here", "golden": "g.jsonl", "longest": 256}
+    folder, tiny = (SimpleNamespace(origin=origin) for origin in ("directory", "tiny"))
+    assert runner._absolute(parameters, folder) == {"model": str(tmp_path / "here"), "golden": str(tmp_path / "g.jsonl"), "longest": 256}
+    assert runner._absolute(parameters | {"golden": ""}, tiny) == parameters | {"golden": ""}
 
 
 def test_a_killed_kernel_exits_3_and_leaves_record_handover_and_notebook(lab):

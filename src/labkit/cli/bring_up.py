@@ -54,6 +54,8 @@ def run(model, phases, parameters, force, keep, kernel, cell_timeout, timeout, h
 
             mark = "pass" if verdict.passed else "FAIL"
             click.echo(f"  {mark}  {verdict.name}, {verdict.on}: {number(verdict.value)} (limit {number(verdict.limit)}) {verdict.measure}")
+        for words in record.outcome.get("unreached", ()):
+            click.echo(f"  pitfall  {words}.")
     if outcome.handover.is_file():
         click.echo(f"handover: {outcome.handover}")
         if html:

@@ -131,10 +131,17 @@ def meshes(types, mode, sizes, no_decode, as_json) -> None:
 def families(as_json, update, handovers) -> None:
     """What is proven: the models and the families that a recorded run backs."""
     from labkit.lab import families
-    from labkit.lab.garden import Garden, recorded
+    from labkit.lab.garden import Garden, listed
 
     with only(as_json) as emit:
         if update:
             families.update(handovers)
-        proven, garden = families.proven(), Garden(recorded())
-        emit({"families": proven, "garden": garden.rows} if as_json else f"{families.plain(proven)}\n\n{garden.plain()}")
+        (proven, own), (recorded, attacked) = families.listed(), listed()
+        garden, said = Garden(recorded), "Runs on this machine, not committed"
+        if as_json:
+            emit({"families": proven, "garden": garden.rows, "uncommitted": {"families": own, "garden": attacked}})
+            return
+        parts = [families.plain(proven), garden.plain()]
+        parts += [families.plain(own, said, "Not committed.")] if own else []
+        parts += [f"{said}: conformance\n{Garden(attacked).plain()}"] if attacked else []
+        emit("\n\n".join(parts))

@@ -12,6 +12,7 @@ from labkit.layers.plan import LayerPlan
 from labkit.models.mapping import RuleTable, Shape
 
 SHOWN = 4
+NEXT = "Check that config.json belongs to these weights; if it does, the family's rule table lacks a rule or has one too many"
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Audit:
     def require(self, where) -> None:
         """Raises InputError with the first problems of each kind."""
         if not self.passed:
-            problems = self.problems
-            text = "; ".join(problems[:SHOWN]) + (f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else "")
-            raise InputError(
-                f"The checkpoint and the model do not fit: {text}",
-                where,
-                "Check that config.json belongs to these weights; if it does, the family's rule table lacks a rule or has one too many",
-            )
+            raise InputError(f"The checkpoint and the model do not fit: {self.first()}", where, NEXT)
+
+    def first(self) -> str:
+        """The first problems and the count of the rest; of an audit that passed, what it counted."""
+        if self.passed:
+            return str(self)
+        return "; ".join(self.problems[:SHOWN]) + (f"; and {len(self.problems) - SHOWN} more" if len(self.problems) > SHOWN else "")
 
     def __str__(self):
         if self.passed:

@@ -69,6 +69,23 @@ def suggestion(name: str, known) -> str:
     return f"Did you mean {', '.join(found)}?" if found else ""
 
 
+def owners(class_name: str | None) -> list[str]:
+    """The model types whose causal LM is this class: first those whose own modeling file defines it, then those that borrow it."""
+    found = [kind for kind, name in causal_lm_classes().items() if name == class_name]
+    return sorted(found, key=lambda kind: (not _defines(kind, class_name), kind))
+
+
+def definers(class_name: str | None) -> list[str]:
+    """The owners that define the class themselves; all owners where none does."""
+    found = owners(class_name)
+    return [kind for kind in found if _defines(kind, class_name)] or found
+
+
+def _defines(model_type: str, class_name: str | None) -> bool:
+    file = modeling_file(model_type)
+    return file is not None and f"class {class_name}(" in file.read_text()
+
+
 @functools.cache
 def special_modules() -> dict[str, str]:
     """model_type -> folder under transformers/models where the two differ."""

@@ -58,13 +58,13 @@ class HFConfig:
                 f"model_type is {model_type!r}, not a name", f"{self.path}, key model_type", 'Set it to the name of the architecture, e.g. "llama"'
             )
         architecture = (self.architectures or [None])[0]
-        owners = sorted(kind for kind, name in architectures.causal_lm_classes().items() if name == architecture)
+        owners = architectures.owners(architecture)
         wrong = owners and model_type not in owners and (not self.known or model_type in architectures.causal_lm_classes())
         if wrong and not self.has_remote_code:
             raise InputError(
                 f"The model_type {model_type!r} is wrong: the architecture {architecture} belongs to {', '.join(owners)}",
                 f"{self.path}, key model_type",
-                f"Set model_type to {owners[0]!r}, or correct architectures",
+                f"Set model_type to {' or '.join(map(repr, architectures.definers(architecture)))}, or correct architectures",
             )
         check_rope(self.raw_text, self.path)
 

@@ -107,6 +107,19 @@ def read_goldens(path, *, vocab_size: int | None = None) -> list[Golden]:
     return goldens
 
 
+def check_goldens(path, *, vocab_size: int | None = None) -> None:
+    """Refuse what `read_goldens` would refuse of the file and of its first line, without reading the rest."""
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8") as file:
+            number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (1, ""))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"goldens cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}", str(path)) from error
+    if not line:
+        raise InputError("the file holds no goldens", str(path), "each line is a JSON object with prompt, tokens and logits")
+    _golden(line, f"{path}, line {number}", vocab_size)
+
+
 def _golden(line: str, where: str, vocab_size: int | None) -> Golden:
     help_ = "each line is a JSON object with prompt, tokens [length] and logits [length][vocab]"
     try:

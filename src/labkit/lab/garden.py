@@ -7,10 +7,14 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.lab.places import PACKAGE
-from labkit.lab.records import git_commit, package_versions, write_atomically
+from labkit.lab.records import committed, git_commit, package_versions, write_atomically
 
 FOLDER = PACKAGE / "data" / "garden"
 COLUMNS = ("family", "source", "exact", "KL 32", "decode", "trip", "checks", "beside", "specs", "faults", "s", "first failure")
+LEGEND = (
+    "exact, decode: relative error in float64; KL 32: nats per position, float32; trip: to Orbax and back, bit for bit; checks: the eight of the conformance "
+    "suite; beside: comparisons with the reference beside them; specs: perturbations that change both sides alike; faults: planted ones caught; s: seconds"
+)
 RECORDED = (
     "family",
     "source",
@@ -90,7 +94,7 @@ class Garden:
         held = sum(row["passed"] for row in self.rows)
         refined = sum(row["source"] == "refined" for row in self.rows)
         tail = f"{held} of {len(self.rows)} families hold everything; {refined} refined, {len(self.rows) - refined} translated"
-        return "\n".join([head, "-" * len(head), *self.lines(), "", tail])
+        return "\n".join([head, "-" * len(head), *self.lines(), "", tail, LEGEND])
 
 
 def _cells(row: dict) -> list[str]:
@@ -135,10 +139,18 @@ def _short(check: dict) -> dict:
 
 def recorded(folder: Path | None = None) -> list[dict]:
     """The committed records, by family. Raises InputError for one that cannot be read."""
-    records = []
+    return listed(folder)[0]
+
+
+def listed(folder: Path | None = None) -> tuple[list[dict], list[dict]]:
+    """(the committed records, those that a run on this machine has written or changed since). Of another folder than the package's all count as committed."""
+    known, since = [], []
     for path in sorted((FOLDER if folder is None else Path(folder)).glob("*.json")):
         try:
-            records.append(json.loads(path.read_text(encoding="utf-8")))
+            now = path.read_text(encoding="utf-8")
+            text = committed(path) if folder is None else None
+            known += [json.loads(now if text is None else text)] if text != "" else []
+            since += [json.loads(now)] if text is not None and text != now else []
         except ValueError as error:
             raise InputError(f"a record of the garden cannot be read: {error}", path, "run `labkit conform --record` for this family again") from None
-    return records
+    return known, since

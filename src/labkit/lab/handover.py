@@ -92,13 +92,19 @@ class Handover:
         if self.status == "proven":
             full = next((v for v in exact if v.on == "full"), exact[-1] if exact else None)
             error = f" In float64 on both sides the largest relative error is {number(full.value)} (limit {number(full.limit)})." if full else ""
-            return f"The port computes the same function as the reference: all {held} gates hold.{error}{self._scaling}"
+            left = "".join(f" But {words}." for words in self.unreached)
+            return f"The port computes the same function as the reference: all {held} gates hold.{error}{left}{self._scaling}"
         if self.status == "failed":
             return f"The port is not proven: {count - held} of {count} gates do not hold."
         if self.status == "blocked":
             reason = next((r.failure.what for r in self.records.values() if r.status is Status.BLOCKED and r.failure), "a wall stands in the way")
             return f"Blocked: {reason.rstrip('.')}."
         return f"In progress: {held} of {count} gates measured so far hold." if count else "In progress."
+
+    @property
+    def unreached(self) -> list[str]:
+        """Of phase 4: sentences, one per length at which the function changes and that no prompt goes beyond."""
+        return [words for record in self.records.values() for words in record.outcome.get("unreached", ())]
 
     @property
     def _scaling(self) -> str:

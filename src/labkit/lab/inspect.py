@@ -1,5 +1,7 @@
 """`labkit inspect`: facts, delta list and walls from config, headers and the reference's source; no weight is read."""
 
+import textwrap
+
 from labkit.errors import BlockedError, InputError
 from labkit.lab.show import Section, Table, Text
 
@@ -9,11 +11,13 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     from labkit.hf import open_source
     from labkit.hf.facts import config_table, decoder_pattern, parameters_by_component, walls
     from labkit.lab.deltas import delta_table, summary
+    from labkit.lab.reproduction import named
     from labkit.lab.slices import describe
     from labkit.models import get_family, read_config
     from labkit.port import delta_list
     from labkit.port.slices import ensure_slice
 
+    given = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
     family, config, reading, info, found = None, None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
     try:
@@ -28,6 +32,14 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     except InputError as error:
         pattern = None
         found.append(error.as_dict())
+    if config is not None:
+        from labkit.converters import audit
+        from labkit.converters.audit import NEXT
+
+        report = audit(source, family, config)
+        if not report.passed:
+            what = f"{len(report.problems)} tensors and parameters do not fit: {report.first()}"
+            found.append({"what": what, "where": str(source.path), "next": NEXT})
     parts = parameters_by_component(source)
     rows = config_table(source, reading)
     try:
@@ -75,10 +87,22 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     if info is not None and info.provenance:
         items += describe(info)
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
+    items += [Text(words="{note}", values={"note": note}) for note in source.notes]
+    items += [Text(words="{line}", values={"line": line}) for line in _closing(result, named(given))]
     result["plain"] = Section(
         title=f"{source.name}: {source.config.model_type}, {source.tensors.size:,} parameters, {result['slice'] or 'no'} slice", items=items
     ).plain()
     return result
+
+
+def _closing(result: dict, name: str) -> list[str]:
+    """The last two lines: what it is and what stands in the way; the next command."""
+    walls = result["walls"]
+    stands = "no walls" if not walls else "1 wall" if len(walls) == 1 else f"{len(walls)} walls"
+    first = textwrap.shorten(walls[0]["what"].rstrip("."), 150, placeholder=" …") if walls else ""
+    said = f"In short: family {result['family']}, {result['slice'] or 'no'} slice, {stands}{': ' + first if walls else ''}."
+    advice = walls[0]["next"].rstrip(".") if walls else f"labkit run {name}"
+    return [said, f"Next: {advice}" + ("." if walls else "")]
 
 
 def _plain(value):

@@ -295,6 +295,18 @@ def machine() -> str:
     )
 
 
+def committed(path: Path) -> str | None:
+    """The text of a file at HEAD of the checkout that the code runs from, empty where HEAD lacks it; None outside a checkout."""
+    command = lambda folder, *arguments: subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20)
+    try:
+        if command(Path(__file__).parent, "ls-files", "--error-unmatch", Path(__file__).name).returncode:
+            return None
+        shown = command(path.parent, "show", f"HEAD:./{path.name}")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return "" if shown.returncode else shown.stdout
+
+
 def git_commit(folder: Path | None = None) -> str:
     """The commit of the checkout that the code runs from, with `+changes` when files differ from it; empty outside a checkout."""
     folder = folder or Path(__file__).parent

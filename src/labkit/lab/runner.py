@@ -25,7 +25,9 @@ from labkit.lab.phases.base import identity, inputs_fingerprint
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Failure, Record, Records, Status
 from labkit.lab.reproduction import changed
+from labkit.lab.show import visible
 
+SHOWN = 4
 EXIT_CODES = {"InputError": 2, "BusyError": 2, "killed": 3, "timeout": 3, "KernelDiedError": 3, "interrupted": 130}
 
 
@@ -60,7 +62,6 @@ def run(
     cell_timeout, timeout: seconds for one cell, and for the whole run. Raises InputError or BusyError before anything has run.
     """
     from labkit.hf import open_source
-    from labkit.port.slices import slice_identity
 
     phases = sorted(set(phases))
     unknown = [p for p in phases if p not in PHASES]
@@ -73,8 +74,10 @@ def run(
     chosen = notebook_parameters(phases, {"model": model, **(parameters or {})})
     first = chosen[phases[0]]
     source = open_source(model, first.get("revision") or None, trust_remote_code=bool(first.get("trust_remote_code", False)))
+    chosen = {number: _absolute(parameters, source) for number, parameters in chosen.items()}
     folder = records.model_folder(handovers_dir(handovers), source.slug, identity(source))
     store = Records(folder)
+    _refuse_early(phases, chosen, store, source, force)
     deadline = time.monotonic() + timeout
     outcome = Outcome(0, handover.path_of(folder), {})
     with ModelLock(folder.parent, folder.name) as lock, _kernel(kernel, folder.parent, lock.path) as kernel_name:
@@ -82,8 +85,7 @@ def run(
             cls = phase_class(number)
             label = f"{number} {PHASES[number]}"
             record = store.read(number)
-            inputs = inputs_fingerprint(cls, source.fingerprint, chosen[number], slice_identity(source))
-            if not force and record is not None and _reusable(record, inputs):
+            if not force and record is not None and _reusable(record, cls, source, chosen[number]):
                 outcome.reused.append(number)
                 outcome.records[number] = record
                 say(f"{label}: DONE before, unchanged, reused")
@@ -100,6 +102,8 @@ def run(
             outcome.handover = handover.render(folder)
             held = sum(g.passed for g in record.gates)
             say(f"{label}: {record.status.value}, {held} of {len(record.gates)} gates hold, {sum(t.seconds for t in record.timings):.1f} s")
+            for line in reasons(record):
+                say(f"  {line}")
             if not record.passed:
                 outcome.exit_code = EXIT_CODES.get(record.failure.kind, 1) if record.failure else 1
                 if record.failure:
@@ -156,6 +160,12 @@ def read_parameters(path: Path) -> dict[str, tuple[type, object]]:
     return found
 
 
+def _absolute(parameters: dict, source) -> dict:
+    """Paths as the kernel can take them: it runs in the notebooks' folder."""
+    paths = {"model": source.origin in ("directory", "gguf"), "golden": True}
+    return {name: str(Path(value).expanduser().absolute()) if value and paths.get(name) else value for name, value in parameters.items()}
+
+
 def _typed(name: str, value, kind: type):
     import pydantic
 
@@ -171,16 +181,46 @@ def _notebook(number: int) -> Path:
     return notebooks_dir() / f"{number:02}_{PHASES[number]}.ipynb"
 
 
-def _reusable(record: Record, inputs: str) -> bool:
+def _reusable(record: Record, cls, source, parameters: dict) -> bool:
+    from labkit.port.slices import slice_identity
+
+    inputs = inputs_fingerprint(cls, source.fingerprint, parameters, slice_identity(source))
     return record.passed and record.inputs_fingerprint == inputs and all(Path(path).exists() for path in record.outputs.values())
+
+
+def _refuse_early(phases: list[int], chosen: dict[int, dict], store: Records, source, force: bool) -> None:
+    """What a later phase of this run could not work with, told before the first one begins: InputError."""
+    for number in phases:
+        cls, record = phase_class(number), store.read(number)
+        cls.refuse(chosen[number], source)
+        if number - 1 in phases or (not force and record is not None and _reusable(record, cls, source, chosen[number])):
+            continue
+        if error := _not_ready(store, number, source):
+            raise InputError(error.what, error.where, error.next)
+
+
+def reasons(record: Record) -> list[str]:
+    """Why a phase did not pass, in a line per gate that does not hold and one for what ended it; none for a phase that passed."""
+    if record.passed:
+        return []
+    failed = [gate for gate in record.gates if not gate.passed]
+    lines = [f"{gate.plain()}{f'. {gate.explanation}' if gate.explanation else ''}" for gate in failed[:SHOWN]]
+    lines += [f"and {len(failed) - SHOWN} more gates"] if len(failed) > SHOWN else []
+    if record.failure:
+        lines.append(f"{record.failure.kind}: {record.failure.what}")
+    return [visible(" ".join(line.split())) for line in lines] or ["no gate failed; the executed notebook shows where it ended"]
 
 
 def _not_ready(store: Records, number: int, source) -> BlockedError | None:
     previous = store.read(number - 1) if number > 1 else None
-    if number == 1 or (previous is not None and previous.passed and previous.source_fingerprint == source.fingerprint):
+    sound = previous is not None and previous.passed and previous.source_fingerprint == source.fingerprint
+    # What phase 1 wrote is written again where it is gone; the checkpoint of phase 3 is not.
+    kept = previous is not None and (previous.name != "convert" or all(Path(path).exists() for path in previous.outputs.values()))
+    if number == 1 or (sound and kept):
         return None
-    state = "has not run" if previous is None else "ran on other weights" if previous.passed else f"is {previous.status.value}"
-    return BlockedError(f"phase {number} starts only when phase {number - 1} has passed, and it {state}", store.path(number - 1), f"run phase {number - 1} too")
+    state = "has not run" if previous is None else f"is {previous.status.value}" if not previous.passed else "ran on other weights"
+    state = "what it wrote to the scratch is gone" if sound else f"it {state}"
+    return BlockedError(f"phase {number} starts only when phase {number - 1} has passed, and {state}", store.path(number - 1), f"run phase {number - 1} too")
 
 
 @contextlib.contextmanager

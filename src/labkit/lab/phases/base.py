@@ -102,6 +102,10 @@ class Phase:
         self.record.timings.append(Timing(cell=self.record.cell or 0, name="open", seconds=round(time.perf_counter() - start, 3)))
         self.records.write(self.record)
 
+    @classmethod
+    def refuse(cls, parameters: dict, source) -> None:
+        """Raises InputError for parameters that cannot work, before any phase of a run begins."""
+
     def _slice(self):
         """(family, config, reading, wall): the slice, translated where there is none, and its reading of the config, or the wall that stands in the way."""
         from labkit.converters import effective_config

@@ -70,6 +70,8 @@ class Discover(Phase):
                 0,
                 "keys that the slice neither reads, nor lists as irrelevant, nor finds at the class's default",
             )
+        for note in self.source.notes:
+            self.learned("{note}", note=note)
         self.learned(f"The config class is {{cls}}; {len(unusual)} keys that the slice reads differ from its defaults.", cls=self.source.config.class_name)
         return Section(title="Config", items=items)
 
@@ -143,13 +145,13 @@ class Discover(Phase):
             from labkit.converters import audit
 
             report = audit(self.source, self.family, self.config)
-            items.append(Text(words="Names and shapes against the slice: {report}.", values={"report": str(report)[:800]}))
+            items.append(Text(words="Names and shapes against the slice: {report}.", values={"report": report.first()}))
             self.gate(
                 "every tensor has its parameter, every parameter its tensor",
                 report.passed,
                 len(report.problems),
                 0,
-                "names and shapes, both ways, before a byte is read",
+                "names and shapes, both ways, before a byte is read" if report.passed else f"first of them: {report.first()}",
             )
         return Section(title="Parameters", items=items)
 

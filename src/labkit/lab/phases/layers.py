@@ -29,6 +29,7 @@ class Layers(Phase):
         from labkit.parity.worker import run_job
 
         subset = subset_again(self)
+        require_finite(self.source, subset)
         jobs = {"tiny": f"tiny:{self.source.config.model_type}", "subset": str(subset)}
         jobs = {on: {"kind": "components", "source": source, "batch": self.batch, "length": self.length, "limit": self.limit} for on, source in jobs.items()}
         with ThreadPoolExecutor(len(jobs)) as pool, self.progress("components") as progress:
@@ -83,18 +84,20 @@ class Layers(Phase):
     @cell
     def conformance(self) -> Section:
         """The eight checks that every slice passes, on the tiny configuration, over devices that this host pretends to have."""
+        from labkit.parity.conformance.suite import MEANINGS
         from labkit.parity.worker import run_job
 
         with self.progress("conformance") as progress:
             job = {"kind": "conformance", "source": f"tiny:{self.source.config.model_type}", "checks": list(range(1, 9))}
             checks = run_job(job, progress=progress, devices=8)["conformance"]["checks"]
         for check in checks:
-            name, reason = f"check {check['number']}, {check['name']}", check["reason"]
-            self.gate(name, check["passed"], check["value"], check["limit"] or None, reason or "tiny configuration")
+            (name, value), reason = MEANINGS[check["number"]], check["reason"]
+            told = f"{reason or 'tiny configuration'}; value: {value}; conformance check {check['number']}"
+            self.gate(name, check["passed"], check["value"], check["limit"] or None, told)
             if not check["passed"]:
                 fix = f"look at {check['place']}" if check["place"] else ""
                 self.finding(check["name"], reason, f"conformance check {check['number']}, tiny configuration", fix)
-        rows = [[c["number"], c["name"], c["passed"], c["value"], c["limit"], c["seconds"], c["note"]] for c in checks]
+        rows = [[c["number"], MEANINGS[c["number"]][0], c["passed"], c["value"], c["limit"], c["seconds"], c["note"]] for c in checks]
         columns = ["check", "what", "holds", "value", "limit", "seconds", "declared"]
         self.command("the whole suite and its perturbations", f"labkit conform {self.source.config.model_type}")
         return Section(title="Conformance", items=[Table(title="Eight checks, tiny configuration", columns=columns, rows=rows)])
@@ -121,6 +124,16 @@ class Layers(Phase):
             )
         ]
         return Section(title=f"Checklist, {on}", items=items)
+
+
+def require_finite(source, subset) -> None:
+    """Read the subset's tensors where they come from: NaN and infinity are refused by name and index, as conversion does, before they pass for a fault."""
+    from labkit.converters.loading import FiniteReader
+    from labkit.hf import open_source
+
+    read = FiniteReader(source.tensors, source.path)
+    for name in open_source(str(subset)).tensors:
+        read(name)
 
 
 def result_of(result: dict, kind: str):

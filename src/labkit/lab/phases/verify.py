@@ -10,6 +10,7 @@ from labkit.lab import figures
 from labkit.lab.phases.base import Phase, cell
 from labkit.lab.phases.discover import subset_again
 from labkit.lab.phases.matrix import by_layer
+from labkit.lab.phases.reach import reach
 from labkit.lab.show import Item, Section, Table, Text, number
 
 EXACT_PARAMETERS = 1_000_000_000
@@ -36,19 +37,34 @@ class Verify(Phase):
         "control",
     )
     floors = ("hf", "layers", "models", "converters", "parity")
-    helpers = ("discover.py", "matrix.py")
+    helpers = ("discover.py", "matrix.py", "reach.py")
 
     def __init__(
         self, model: str, revision: str = "", trust_remote_code: bool = False, longest: int = 256, greedy_tokens: int = 16, golden: str = "", keep: bool = False
     ):
-        """longest: tokens of the longest prompt, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl from elsewhere. keep: scratch on failure."""
+        """longest: the longest prompt at least, 200 or more. greedy_tokens: from each prompt. golden: a .jsonl from elsewhere. keep: scratch on failure."""
         super().__init__(model, revision, trust_remote_code, longest=longest, greedy_tokens=greedy_tokens, golden=golden, keep=keep)
-        self.lengths, self.greedy_tokens, self.golden, self.keep = (6, 64, longest), greedy_tokens, golden, keep
+        self.reach = reach(self.source, longest, greedy_tokens, self.records)
+        self.lengths, self.greedy_tokens, self.golden, self.keep = (6, 64, self.reach.longest), greedy_tokens, golden, keep
+        self._tell_reach()
         self.exact: dict[str, dict] = {}
         self.float32: dict[str, object] = {}
         self._loaded: dict[tuple[str, str], object] = {}
         self._pool, self._jobs = ThreadPoolExecutor(2), {}
         self.command("the same verdicts as one JSON object", f"labkit check {self.named} --json")
+
+    @classmethod
+    def refuse(cls, parameters: dict, source) -> None:
+        """A file of goldens that is not there, or whose first line is none."""
+        if parameters.get("golden"):
+            from labkit.hf.goldens import check_goldens
+
+            check_goldens(Path(parameters["golden"]).expanduser(), vocab_size=source.config.effective.get("vocab_size"))
+
+    def _tell_reach(self) -> None:
+        for words in self.reach.left:
+            self.pitfall(f"{words}.")
+        self.record.outcome["unreached"] = self.reach.left
 
     # -- what the verdicts are taken on ----------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +137,7 @@ class Verify(Phase):
             verdict.value,
             verdict.limit,
             "largest relative error, float64 on both sides",
-            f"{places} names, {len(result['prompts'])} prompts, cache and padding",
+            f"{places} names, {len(result['prompts'])} prompts of up to {self.reach.longest} tokens, cache and padding",
         )
         self.record.outcome.setdefault("exact", {"passed": True, "max_rel_error": 0.0})
         self.record.outcome["exact"]["passed"] &= verdict.passed
@@ -138,7 +154,8 @@ class Verify(Phase):
                 rows=[[name, value] for name, value in result["checks"].items()],
             ),
         ]
-        return Section(title=f"Exact, {'full model' if on == 'full' else on}", items=tables)
+        told = [Text(words=f"{words}.") for words in self.reach.told]
+        return Section(title=f"Exact, {'full model' if on == 'full' else on}", items=[*tables, *told])
 
     @cell
     def activations(self) -> Section:

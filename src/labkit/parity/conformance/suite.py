@@ -20,6 +20,18 @@ CHECKS = {
 }
 """number -> name, limit, function of a `Subject`."""
 
+MEANINGS = {
+    1: ("every parameter is trained: none has a zero gradient", "the smallest gradient of any parameter, over the largest"),
+    2: ("a call changes nothing in the model", "how many modules were watched"),
+    3: ("layers by scan and by loop give the same numbers", "largest relative error of logits, loss and gradients"),
+    4: ("rematerialisation changes no number", "largest relative error of logits, loss and gradients over all policies"),
+    5: ("the loss is cross-entropy and the auxiliary loss, nothing else", "largest relative error of the loss"),
+    6: ("however the model is built, its state lies on the one mesh alike", "how many variables were compared"),
+    7: ("weights are placed once, at construction, and never moved", "how many weights enter a shard_map as they are stored"),
+    8: ("on a mesh every weight is spread and the logits stay the same", "relative error of the logits on a mesh against one device"),
+}
+"""number -> what holds when the check does, and what its value counts or measures: for readers who do not know the suite."""
+
 BESIDE = {
     "exact": ("1e-9", beside.exact),
     "loss and gradients": ("1e-9", beside.loss_and_gradients),
