@@ -25,7 +25,6 @@ _UNARY = {
         for n in "exp log log2 log1p expm1 sin cos tan tanh sqrt abs floor ceil round sign square isnan isinf isfinite sinh cosh conj real imag".split()
     },
     "rsqrt": "jax.lax.rsqrt",
-    "sigmoid": "jax.nn.sigmoid",
     "relu": "jax.nn.relu",
     "logsigmoid": "jax.nn.log_sigmoid",
     "erf": "jax.lax.erf",
@@ -77,6 +76,7 @@ OPS: dict[str, Op] = {
     "negative": _op("input", "(-{input})"),
     "gelu": _op("input approximate", "@gelu"),
     "softplus": _op("input beta threshold", "{softplus}({input}{, beta=beta}{, threshold=threshold})"),
+    "sigmoid": _op("input", "{sigmoid}({input})"),
     "silu": _op("input inplace", "{silu}({input})"),
     "glu": _op("input dim", "jax.nn.glu({input}, axis={dim|-1})"),
     "softmax": _op("input dim dtype _stacklevel", "@softmax"),
@@ -230,6 +230,7 @@ HELPERS = (
             *(
                 "softmax",
                 "softplus",
+                "sigmoid",
                 "silu",
                 "gelu",
                 "split",
