@@ -60,7 +60,7 @@ def run(
     cell_timeout, timeout: seconds for one cell, and for the whole run. Raises InputError or BusyError before anything has run.
     """
     from labkit.hf import open_source
-    from labkit.port.slices import slice_identity
+    from labkit.port.slices import announce, slice_identity
 
     phases = sorted(set(phases))
     unknown = [p for p in phases if p not in PHASES]
@@ -73,6 +73,7 @@ def run(
     chosen = notebook_parameters(phases, {"model": model, **(parameters or {})})
     first = chosen[phases[0]]
     source = open_source(model, first.get("revision") or None, trust_remote_code=bool(first.get("trust_remote_code", False)))
+    announce(source.config.model_type)
     folder = records.model_folder(handovers_dir(handovers), source.slug, identity(source))
     store = Records(folder)
     deadline = time.monotonic() + timeout
