@@ -43,20 +43,21 @@ def test_diagnose_judges_the_named_folder(family, wrong, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_judges_the_named_folder_shows_it_and_is_reused_only_while_its_files_stand(tmp_path, monkeypatch):
     folder = written("gemma2", tmp_path / "gemma2")
-    run = lambda: command("run", MODEL["gemma2"], "--phases", "1,2", "--handovers", tmp_path / "h", "--quiet")
+    run = lambda: command("run", MODEL["gemma2"], "--phases", "1", "--handovers", tmp_path / "h", "--quiet")
     plain = run()
     assert plain.returncode == 0, plain.stdout + plain.stderr
     (page,) = (tmp_path / "h").glob("*_handover.md")
     assert "labkit/models/gemma2" in page.read_text()
     monkeypatch.setenv("LABKIT_SLICES", str(folder))
     first, again = run(), run()
-    assert (first.returncode, again.returncode, first.stdout.count("reused"), again.stdout.count("reused")) == (0, 0, 0, 2), first.stdout + again.stdout
+    assert (first.returncode, again.returncode, first.stdout.count("reused"), again.stdout.count("reused")) == (0, 0, 0, 1), first.stdout + again.stdout
     text = page.read_text()
     assert f"Written by hand, in {folder}" in text.replace("`", "").replace("\\", "") and "refined slice" in text and "translated slice" not in text
     file = folder / "modeling_gemma2.py"
-    file.write_text(file.read_text().replace(SCALE["gemma2"], "scale=0.123"))
-    wrong = run()
-    assert wrong.returncode == 1 and "reused" not in wrong.stdout, wrong.stdout
+    file.write_text(file.read_text().replace("class Gemma2Config", "class OtherConfig").replace("Gemma2Config", "OtherConfig"))
+    (folder / "__init__.py").write_text((folder / "__init__.py").read_text().replace("Gemma2Config", "OtherConfig"))
+    edited = run()
+    assert edited.returncode == 1 and "reused" not in edited.stdout and "the slice has no config class" in page.read_text(), edited.stdout
 
 
 @pytest.mark.slow
