@@ -53,3 +53,9 @@ def pytest_unconfigure(config):
 def _own_handovers(tmp_path, monkeypatch):
     """No test writes into the checkout's handovers."""
     monkeypatch.setenv("LABKIT_HANDOVERS", str(tmp_path / "handovers"))
+
+
+@pytest.fixture(autouse=True)
+def _own_named_slices(monkeypatch):
+    """A slice that one test registers is not named in the next."""
+    monkeypatch.setenv("LABKIT_SLICES", os.environ.get("LABKIT_SLICES", ""))

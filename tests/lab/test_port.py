@@ -80,6 +80,36 @@ def test_a_refined_slice_is_not_replaced(monkeypatch):
             port("llama", write=True, force=force, judge=False)
 
 
+def test_a_named_slice_that_a_person_wrote_is_the_one_there_and_is_not_replaced(monkeypatch, tmp_path):
+    fake.install(monkeypatch)
+    folder = tmp_path / "mine" / fake.FAMILY
+    folder.mkdir(parents=True)
+    for name, text in fake.slice_files().items():
+        (folder / name).write_text(text)
+    monkeypatch.setenv("LABKIT_SLICES", str(folder))
+    there = port(fake.MODEL, judge=False).there
+    assert (there.kind, there.folder) == ("refined", folder)
+    with pytest.raises(InputError, match="there is a refined slice of mistral"):
+        port(fake.MODEL, write=True, force=True, judge=False)
+    monkeypatch.setenv("LABKIT_SLICES", "")
+    assert port(fake.MODEL, judge=False).there is None
+
+
+@pytest.mark.slow
+def test_the_verdict_is_on_the_translation_also_where_another_slice_is_named(monkeypatch, tmp_path):
+    fake.install(monkeypatch, change=("modeling_mistral.py", "x = x + attended", "x = x - attended"))
+    folder = tmp_path / "mine" / fake.FAMILY
+    folder.mkdir(parents=True)
+    for name, text in fake.slice_files().items():
+        (folder / name).write_text(text)
+    monkeypatch.setenv("LABKIT_SLICES", str(folder))
+    assert port(fake.MODEL).status == "fail"
+    assert os.environ["LABKIT_SLICES"] == str(folder) and get_family(fake.FAMILY).path == folder
+    monkeypatch.setenv("LABKIT_SLICES", "")
+    fake.install(monkeypatch, version="2")
+    assert port(fake.MODEL).status == "pass"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [None, ("modeling_mistral.py", "x = x + attended", "x = x - attended")])
 def test_the_verdict_judges_what_is_translated(monkeypatch, capsys, change):
@@ -88,7 +118,7 @@ def test_the_verdict_judges_what_is_translated(monkeypatch, capsys, change):
     found = port(fake.MODEL)
     assert (found.status, found.exit_code) == (("pass", 0) if change is None else ("fail", 1))
     assert found.verdicts[0]["max_rel_error"] < 1e-9 if change is None else found.verdicts[0]["max_rel_error"] > 1e-3
-    assert {key: os.environ.get(key) for key in ("LABKIT_PREFER", "LABKIT_SLICES")} == {key: before.get(key) for key in ("LABKIT_PREFER", "LABKIT_SLICES")}
+    assert all(os.environ.get(key) == before.get(key) for key in ("LABKIT_FOUND_SLICES", "LABKIT_SLICES"))
 
 
 @pytest.mark.slow

@@ -84,24 +84,20 @@ def planted(deletion: Deletion) -> Iterator[Path]:
     from labkit.port.slices import ensure_slice
 
     origin = ensure_slice(deletion.family).require().folder
-    before, preferred = dict(registry._registered), os.environ.get("LABKIT_PREFER")
+    before, named = dict(registry._registered), os.environ.get("LABKIT_SLICES")
     root = Path(tempfile.mkdtemp(prefix="labkit-deletion-"))
     folder = root / deletion.family
     try:
         shutil.copytree(origin, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for file in folder.glob("*.py"):
-            # A refined slice names its own files by their place in the package.
-            file.write_text(re.sub(rf"from labkit\.models\.{deletion.family}\.(\w+) import", r"from .\1 import", file.read_text()))
         modeling = folder / f"modeling_{deletion.family}.py"
         text, count = re.subn(deletion.old, deletion.new, modeling.read_text())
         assert count, f"{deletion.label}: nothing matches {deletion.old!r}"
         modeling.write_text(text)
         register_folder(folder, "edited")
-        os.environ["LABKIT_PREFER"] = "translated"
         yield folder
     finally:
         registry._registered.clear(), registry._registered.update(before)
-        os.environ.pop("LABKIT_PREFER", None) if preferred is None else os.environ.update(LABKIT_PREFER=preferred)
+        os.environ.pop("LABKIT_SLICES", None) if named is None else os.environ.update(LABKIT_SLICES=named)
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -67,6 +67,7 @@ def test_a_family_without_a_slice_is_a_wall_that_names_what_there_is():
 def test_a_slice_from_outside_the_package_registers(tmp_path, monkeypatch):
     folder = tmp_path / "my_llama"
     folder.mkdir()
+    (folder / "modeling_my_llama.py").touch()
     (folder / "__init__.py").write_text(
         "import dataclasses\nfrom labkit.models.llama import FAMILY as base\nFAMILY = dataclasses.replace(base, name='my_llama')\n"
     )
@@ -75,5 +76,5 @@ def test_a_slice_from_outside_the_package_registers(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     register_folder(folder)
     family = get_family("my_llama")
-    assert (family.name, family.source, family.path) == ("my_llama", "translated", folder) and "my_llama" in MODEL_REGISTRY
+    assert (family.name, family.source, family.path) == ("my_llama", "refined", folder) and "my_llama" in MODEL_REGISTRY
     sys.modules.pop("labkit_slices.my_llama", None)

@@ -58,7 +58,6 @@ def edited(tmp_path, monkeypatch):
     """edited(family, code, left): the family's slice with `code` replaced wherever it stands, known to the registry while the test lasts."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(registry, "_folders", dict(registry._folders))
-    monkeypatch.setenv("LABKIT_PREFER", "translated")
     monkeypatch.setenv("LABKIT_SLICES", os.environ.get("LABKIT_SLICES", ""))
 
     def edit(family: str, code: str, left: str) -> None:
@@ -67,8 +66,6 @@ def edited(tmp_path, monkeypatch):
         else:
             folder = ensure_slice(family).require().folder
         shutil.copytree(folder, tmp_path / family)
-        for file in (tmp_path / family).glob("*.py"):
-            file.write_text(file.read_text().replace(f"labkit.models.{family}", f"labkit_slices.{family}"))
         file = tmp_path / family / f"modeling_{family}.py"
         text = file.read_text()
         assert code in text, "the slice is written otherwise now: change the test"

@@ -37,10 +37,10 @@ REFUSED = Refusal("a data-dependent shape", "modeling_mistral.py:77", "attention
 
 
 def slice_files() -> dict[str, str]:
-    """The llama slice, renamed, with imports of its own files made relative, and without biases, which the type does not have."""
+    """The llama slice, renamed, and without biases, which the type does not have."""
     files = {}
     for path in get_family("llama").path.glob("*.py"):
-        text = path.read_text().replace("labkit.models.llama.", ".").replace("_bias: bool", "_bias: bool = False")
+        text = path.read_text().replace("_bias: bool", "_bias: bool = False")
         files[path.name.replace("llama", FAMILY)] = text.replace("llama", FAMILY).replace("Llama", FAMILY.capitalize())
     return files
 
@@ -74,6 +74,7 @@ def isolate(monkeypatch, tmp_path):
     from labkit.port import slices
 
     monkeypatch.setenv("LABKIT_SLICES", "")
+    monkeypatch.setenv("LABKIT_FOUND_SLICES", "")
     monkeypatch.delenv("LABKIT_PREFER", raising=False)
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "_folders", {})

@@ -23,7 +23,7 @@ def test_a_slice_is_made_once_and_known_here_and_to_other_processes(monkeypatch)
     first, again = slices.ensure_slice(fake.FAMILY), slices.ensure_slice(fake.FAMILY)
     assert (first.kind, first.fresh, again.fresh, len(calls)) == ("translated", True, False, 1)
     assert first.folder == again.folder and {p.name for p in first.folder.glob("*.py")} == set(fake.slice_files())
-    assert os.environ["LABKIT_SLICES"] == str(first.folder)
+    assert os.environ["LABKIT_FOUND_SLICES"] == str(first.folder) and os.environ["LABKIT_SLICES"] == ""
     family = get_family(fake.FAMILY)
     assert (family.source, family.path, family.name) == ("translated", first.folder, fake.FAMILY)
     assert get_family(fake.FAMILY).model is family.model

@@ -17,6 +17,10 @@ from labkit.errors import InputError, LabError
 @click.version_option(package_name="labkit", message="%(version)s")
 def cli() -> None:
     """Bring a Hugging Face causal LM up in JAX with Flax NNX, prove that it computes the same function, and hand it over."""
+    if os.environ.get("LABKIT_SLICES"):
+        from labkit.models.outside import named_folders
+
+        named_folders()  # a wrong name is bad input to every command, whichever model it is about
 
 
 for part in (bring_up, garden, devices):

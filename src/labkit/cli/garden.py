@@ -78,8 +78,11 @@ def conform(types, jobs, out, sources, checks, specs, full, time_limit, record) 
     from labkit.lab import garden
     from labkit.lab.conform import Options, chosen_checks
     from labkit.lab.conform import conform as attack
+    from labkit.models.outside import named_folders
 
     options = Options(sources, chosen_checks(checks), specs, full)
+    if record and (named := named_folders()):
+        raise InputError("the records are of the garden's slices, and others are named", f"LABKIT_SLICES: {', '.join(map(str, named.values()))}", "unset it")
     result = attack(types, jobs=jobs, options=options, out=out, time_limit=time_limit, say=lambda line: click.echo(line, err=True))
     if record:
         for row in result.rows:

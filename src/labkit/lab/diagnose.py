@@ -6,17 +6,20 @@ from pathlib import Path
 
 from labkit.errors import BlockedError
 from labkit.lab.show import Item, Section, Table, Text
+from labkit.lab.slices import describe
+from labkit.port.slices import SliceInfo
 
 EXACT_PARAMETERS = 1_000_000_000
 
 
 @dataclass
 class Diagnosis:
-    """result: of the `components` job on `on` ("model" or "subset")."""
+    """result: of the `components` job on `on` ("model" or "subset"), of `slice`."""
 
     model: str
     family: str
     on: str
+    slice: SliceInfo
     result: dict
 
     @property
@@ -35,6 +38,8 @@ class Diagnosis:
             "gates": [],
             "findings": [*self.result["diagnosis"], *self.result["findings"]],
             "on": self.on,
+            "slice": self.slice.kind,
+            "slice_folder": str(self.slice.folder),
             "first_divergence": table["first_divergence"],
             "isolated_faults": table["isolated_faults"],
             "missing": list(table["missing"]),
@@ -43,7 +48,7 @@ class Diagnosis:
 
     def plain(self) -> str:
         table = self.result["table"]
-        first, items = table["first_divergence"], []
+        first, items = table["first_divergence"], describe(self.slice)[:1]
         if self.result["passed"]:
             worst = max((row["isolated"] for row in table["rows"]), default=0.0)
             items.append(Text(words="No component leaves the reference; the largest isolated relative error is {worst}.", values={"worst": worst}))
@@ -83,7 +88,7 @@ def diagnose(model: str, *, revision: str = "", trust_remote_code: bool = False,
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
     for wall in walls(source):
         raise BlockedError(wall.what, wall.why, wall.next)
-    ensure_slice(source, lambda fraction, text: say(text)).require()
+    slice = ensure_slice(source, lambda fraction, text: say(text)).require()
     job = {"kind": "components", "control": False}
     with tempfile.TemporaryDirectory(prefix="labkit-diagnose-") as folder:
         on, path = "model", source.path
@@ -94,4 +99,4 @@ def diagnose(model: str, *, revision: str = "", trust_remote_code: bool = False,
             on, path = "subset", write_subset(source, config.plan.representative(), Path(folder) / "subset")
         result = run_job(job | {"source": str(path)}, progress=lambda fraction, text: say(text))
     result.pop("arrays", None)
-    return Diagnosis(source.name, source.config.model_type, on, result)
+    return Diagnosis(source.name, source.config.model_type, on, slice, result)

@@ -14,11 +14,13 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     from labkit.lab.reproduction import named
     from labkit.lab.slices import describe
     from labkit.models import get_family, read_config
+    from labkit.models.outside import named_folders
     from labkit.port import delta_list
     from labkit.port.slices import ensure_slice
 
     given = {"model": model, "revision": revision, "trust_remote_code": trust_remote_code}
     source = open_source(model, revision or None, trust_remote_code=trust_remote_code)
+    named_folders()  # a wrong name is bad input, not a wall of the model
     family, config, reading, info, found = None, None, None, None, [{"what": w.what, "where": w.why, "next": w.next} for w in walls(source)]
     try:
         info = ensure_slice(source)
@@ -84,7 +86,7 @@ def inspect(model: str, *, revision: str = "", trust_remote_code: bool = False) 
     ]
     if delta is not None:
         items += [Text(words="Donor: {donor}; " + summary(delta), values={"donor": delta.donor}), *([delta_table(delta)] if delta.rows else [])]
-    if info is not None and info.provenance:
+    if info is not None:
         items += describe(info)
     items += [Text(words="Wall: {what}. {where}. Next: {next}.", values={k: v.rstrip(".") for k, v in wall.items()}) for wall in found]
     items += [Text(words="{note}", values={"note": note}) for note in source.notes]

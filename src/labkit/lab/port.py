@@ -13,6 +13,7 @@ from labkit.errors import InputError, LabError
 from labkit.hf import architectures, open_source
 from labkit.lab.show import Section, Table
 from labkit.lab.slices import describe
+from labkit.models.outside import NAMED
 from labkit.port import slices
 from labkit.port.slices import SliceInfo
 
@@ -135,7 +136,7 @@ def _may_write(family: str, there: SliceInfo | None, force: bool) -> None:
     if there is None or there.kind == "translated":
         return
     if there.kind == "refined":
-        raise InputError(f"the garden has a refined slice of {family}, which a translation does not replace", there.folder, "see --diff for how the two differ")
+        raise InputError(f"there is a refined slice of {family}, which a translation does not replace", there.folder, "see --diff for how the two differ")
     if not force:
         advice = "see --diff for what would change; --force replaces it and the edits are lost"
         raise InputError(f"the slice of {family} has been edited since it was translated", there.folder, advice)
@@ -186,18 +187,15 @@ def _judged(source, made: SliceInfo, say):
 
 @contextlib.contextmanager
 def _only(made: SliceInfo):
-    """While it lasts, this slice is the one of its type, here and in the processes that are started."""
+    """While it lasts, this slice is the named one of its type, here and in the processes that are started."""
     from labkit.models import register_folder
 
-    before = {name: os.environ.get(name) for name in ("LABKIT_PREFER", "LABKIT_SLICES")}
-    others = [p for p in filter(None, (before["LABKIT_SLICES"] or "").split(os.pathsep)) if Path(p).name != made.family]
-    os.environ |= {"LABKIT_PREFER": "translated", "LABKIT_SLICES": os.pathsep.join([*others, str(made.folder)])}
-    register_folder(made.folder, made.kind)
+    before = os.environ.get(NAMED)
     try:
+        register_folder(made.folder, made.kind)
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+        os.environ.pop(NAMED, None) if before is None else os.environ.__setitem__(NAMED, before)
 
 
 def _judge(on: str, name: str, made: SliceInfo, say) -> dict:

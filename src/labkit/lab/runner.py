@@ -62,6 +62,7 @@ def run(
     cell_timeout, timeout: seconds for one cell, and for the whole run. Raises InputError or BusyError before anything has run.
     """
     from labkit.hf import open_source
+    from labkit.port.slices import announce
 
     phases = sorted(set(phases))
     unknown = [p for p in phases if p not in PHASES]
@@ -75,6 +76,7 @@ def run(
     first = chosen[phases[0]]
     source = open_source(model, first.get("revision") or None, trust_remote_code=bool(first.get("trust_remote_code", False)))
     chosen = {number: _absolute(parameters, source) for number, parameters in chosen.items()}
+    announce(source.config.model_type)
     folder = records.model_folder(handovers_dir(handovers), source.slug, identity(source))
     store = Records(folder)
     _refuse_early(phases, chosen, store, source, force)

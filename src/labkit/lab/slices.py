@@ -8,19 +8,18 @@ SHOWN = 40
 
 
 def describe(info: SliceInfo) -> list[Item]:
-    """Where the slice comes from, what is unusual about it, refusals, and branches that no configuration ran."""
+    """Where the slice comes from, what is unusual about it, refusals, and branches that no configuration ran. A folder outside the package is told in full."""
     if info.kind == "refined":
         folder = info.folder.relative_to(PACKAGE.parent) if info.folder.is_relative_to(PACKAGE.parent) else info.folder
         return [Text(words="Written by hand, in {folder}.", values={"folder": str(folder)})]
-    made, items = info.provenance, []
+    made = info.provenance
     words = "Translated from the source of transformers {version} on {date}, translator {translator}; the files are in {folder}."
-    if made:
-        values = {"version": made["transformers"], "date": made["date"][:10], "translator": made["translator"], "folder": str(info.folder)}
-        items.append(Text(words=words + (" A person has edited it since." if info.kind == "edited" else ""), values=values))
-        rows = [[name, digest[:12]] for name, digest in made["sources"].items()]
-        items.append(Table(title="Read from", columns=["file", "sha256"], rows=rows, code=["file", "sha256"], fold=len(rows) > 3))
-    else:
-        items.append(Text(words="A slice from outside the package, in {folder}.", values={"folder": str(info.folder)}))
+    values = {"version": made["transformers"], "date": made["date"][:10], "translator": made["translator"], "folder": str(info.folder)}
+    rows = [[name, digest[:12]] for name, digest in made["sources"].items()]
+    items = [
+        Text(words=words + (" A person has edited it since." if info.kind == "edited" else ""), values=values),
+        Table(title="Read from", columns=["file", "sha256"], rows=rows, code=["file", "sha256"], fold=len(rows) > 3),
+    ]
     items += [Text(words="Unusual: {what}", values={"what": line}) for line in info.unusual]
     if info.refusals:
         rows = [[r["construct"], r["where"], r["component"], r["advice"]] for r in info.refusals]

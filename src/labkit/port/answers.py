@@ -29,21 +29,29 @@ def _names(file: Path) -> dict[str, ast.stmt | tuple[str, str]]:
     found: dict[str, ast.stmt | tuple[str, str]] = {}
     for node in _module(file).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            found |= {alias.asname or alias.name: ("." * node.level + node.module, alias.name) for alias in node.names}
         elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             found[node.name] = node
     return found
 
 
+def _file_of(module: str, file: Path) -> Path | None:
+    """The file of a module inside labkit, or of one that `file` imports relatively."""
+    if module.startswith("."):
+        inner = module.lstrip(".")
+        path = file.parents[len(module) - len(inner) - 1].joinpath(*inner.split("."))
+        return next((found for found in (path.with_suffix(".py"), path / "__init__.py") if found.is_file()), None)
+    spec = importlib.util.find_spec(module) if module.startswith("labkit.") else None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
 def resolve(name: str, file: Path) -> tuple[ast.stmt, Path] | None:
-    """The definition behind a name of a slice's file, followed through imports inside labkit."""
+    """The definition behind a name of a slice's file, followed through imports inside labkit and inside the slice."""
     found = _names(file).get(name)
     if isinstance(found, ast.stmt):
         return found, file
-    if found is None or not found[0].startswith("labkit."):
-        return None
-    spec = importlib.util.find_spec(found[0])
-    return resolve(found[1], Path(spec.origin)) if spec and spec.origin else None
+    origin = _file_of(found[0], file) if found is not None else None
+    return resolve(found[1], origin) if origin is not None else None
 
 
 def answer(row: Delta, family: str, prefix: str, file: Path) -> tuple[str, str]:
@@ -109,9 +117,9 @@ def _inside_layers(role: str, prefix: str, file: Path):
     if role not in _LIBRARY:
         return "", None
     for found in _names(file).values():
-        if isinstance(found, tuple) and found[0].startswith("labkit.models."):
-            spec = importlib.util.find_spec(found[0])
-            name, inner = _class_of(role, "\0", Path(spec.origin)) if spec and spec.origin else ("", None)
+        if isinstance(found, tuple) and found[0].startswith(("labkit.models.", ".")):
+            origin = _file_of(found[0], file)
+            name, inner = _class_of(role, "\0", origin) if origin is not None else ("", None)
             if inner is not None:
                 return name, inner
     return "", None

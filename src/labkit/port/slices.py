@@ -20,7 +20,9 @@ import labkit
 from labkit.errors import BlockedError, InputError, LabError
 from labkit.hf import architectures
 from labkit.hf.scratch import scratch_dir
-from labkit.models.registry import PROVENANCE, folder_source, prefers_translated, refined_families, register_folder
+from labkit.models import registry
+from labkit.models.outside import FOUND, folders_in, named_folders, put_into
+from labkit.models.registry import PROVENANCE, folder_source, prefers_translated, refined_families
 
 GARDEN = Path(labkit.__file__).parent / "models"
 OUTSIDE = "labkit_slices"
@@ -61,7 +63,7 @@ class SliceInfo:
     def plain(self) -> str:
         """How the slice came about, in one sentence."""
         if self.kind == "refined":
-            return f"The slice of {self.family} was written by hand and lies in the garden."
+            return f"The slice of {self.family} was written by hand{' and lies in the garden' if self.folder.parent == GARDEN else f': {self.folder}'}."
         p = self.provenance
         made = f"translated from transformers {p.get('transformers', '?')} on {p.get('date', '?')[:10]}, translator {p.get('translator', '?')}"
         return f"The slice of {self.family} was {made}{', and has been edited since' if self.kind == 'edited' else ''}: {self.folder}."
@@ -77,14 +79,14 @@ def blocked(family: str, refusals: list[dict], where) -> BlockedError:
 
 
 def ensure_slice(source, progress: Progress | None = None, *, force: bool = False) -> SliceInfo:
-    """The slice of a `Source` or of a model type: in the garden, kept outside the package, cached, or translated now. Registers what is not in the garden.
+    """The slice of a `Source` or of a model type: named by a person, in the garden, kept outside the package, cached, or translated now.
 
-    Other processes learn of it through $LABKIT_SLICES, which this sets. force: translate again even where the cache has it. Raises BlockedError when there is
-    no source to translate, or when it came with the model and is not trusted; refusals are returned, not raised.
+    Registers what is not in the garden, also for processes that are started. force: translate again even where the cache has it. Raises BlockedError when there
+    is no source to translate, or when it came with the model and is not trusted; InputError when a named folder is no slice; refusals are returned, not raised.
     """
     model_type = source if isinstance(source, str) else source.config.model_type
     there = slice_there(model_type)
-    if there is not None and not (there.folder.parent == GARDEN and prefers_translated()):
+    if there is not None and not _makes_way(model_type):
         return there if there.folder.parent == GARDEN else _registered(there)
     return _registered(cached_slice(source, progress, force=force))
 
@@ -103,47 +105,58 @@ def cached_slice(source, progress: Progress | None = None, *, force: bool = Fals
 
 
 def slice_there(model_type: str) -> SliceInfo | None:
-    """The slice that a person has of a type, in the garden or outside the package, or None: what `ensure_slice` takes before it translates."""
-    folder = GARDEN / model_type if model_type in refined_families() else kept_outside(model_type)
+    """The slice that a person has of a type: named, in the garden, or kept outside the package; or None. What `ensure_slice` takes before it translates."""
+    folder = named_folders().get(model_type) or (GARDEN / model_type if model_type in refined_families() else kept_outside(model_type))
     if folder is None:
         return None
-    kind = folder_source(folder) or ("refined" if folder.parent == GARDEN else "translated")
+    kind = folder_source(folder) or "refined"
     provenance = read_provenance(folder)
     return SliceInfo(model_type, folder, kind, False, _still_refused(folder, provenance), provenance)
+
+
+def announce(model_type: str) -> None:
+    """Tell the processes that are started from here, which may work in other folders, of the slice that a person has of a type."""
+    there = slice_there(model_type)
+    if there is not None and there.folder.parent != GARDEN:
+        _registered(there)
+
+
+def _makes_way(model_type: str) -> bool:
+    """The garden's slice does, for the translated one, with LABKIT_PREFER=translated. A slice that a person names never does."""
+    return prefers_translated() and model_type in refined_families() and model_type not in named_folders()
 
 
 def slice_identity(source) -> str:
     """What a finished phase was run with: a digest of the files of a slice outside the garden, "" for one in it, "none" where there is none yet."""
     model_type = source if isinstance(source, str) else source.config.model_type
-    if model_type in refined_families() and not prefers_translated():
-        return ""
-    folder = kept_outside(model_type) or find_cached(model_type, source)
+    there = slice_there(model_type)
+    folder = find_cached(model_type, source) if there is None or _makes_way(model_type) else there.folder
     if folder is None:
         return "none"
+    if folder.parent == GARDEN:
+        return ""
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
-        digest.update(file.name.encode() + file.read_bytes())
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(file.relative_to(folder).as_posix().encode() + file.read_bytes())
     return digest.hexdigest()
 
 
 def _registered(info: SliceInfo) -> SliceInfo:
-    """Registered in this process, and named in the environment of those that it starts."""
-    from labkit.models import registry
-
+    """Registered in this process and for those that it starts; once, as long as its folder and its kind stay what they are."""
+    named = named_folders().get(info.family) == info.folder
     if registry.registered_folder(info.family) != info.folder or registry.registered_source(info.family) != info.kind:
-        register_folder(info.folder, info.kind)
-    others = [p for p in filter(None, os.environ.get("LABKIT_SLICES", "").split(os.pathsep)) if Path(p).name != info.family]
-    os.environ["LABKIT_SLICES"] = os.pathsep.join([*others, str(info.folder)])
+        (registry.register_folder if named else registry.register_found)(info.folder, info.kind)
+    elif not named:
+        put_into(FOUND, info.folder)
     return info
 
 
 def kept_outside(model_type: str) -> Path | None:
-    """A slice of the type that a person keeps outside the package: named in $LABKIT_SLICES, or in `./labkit_slices`. Cached ones do not count."""
-    cache = slices_dir()
-    named = [Path(p) for p in filter(None, os.environ.get("LABKIT_SLICES", "").split(os.pathsep)) if Path(p).name == model_type]
-    for folder in (*named, Path.cwd() / OUTSIDE / model_type):
-        if (folder / "__init__.py").is_file() and not folder.absolute().is_relative_to(cache):
-            return folder.absolute()
+    """A slice of the type that lies in `./labkit_slices`, where `labkit port --write` puts it when it cannot write the garden; or that a parent found there."""
+    found = [folder for folder in folders_in(FOUND) if folder.name == model_type and not folder.is_relative_to(slices_dir())]
+    for folder in (Path.cwd() / OUTSIDE / model_type, *found):
+        if (folder / "__init__.py").is_file():
+            return folder
     return None
 
 

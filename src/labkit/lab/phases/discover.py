@@ -252,7 +252,7 @@ class Discover(Phase):
         if not rows:
             return Section(
                 title="Walls",
-                items=[Text(words="None: the architecture is known, the weights are plain floats, no remote code is needed, and the garden has a slice.")],
+                items=[Text(words="None: the architecture is known, the weights are plain floats, no remote code is needed, and there is a slice.")],
             )
         for what, why, next_ in rows:
             self.finding("wall", what, why, next_)

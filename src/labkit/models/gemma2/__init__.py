@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from labkit.models.gemma2.checkpoint_mappings_gemma2 import gemma2_rules
-from labkit.models.gemma2.modeling_gemma2 import Gemma2Config, Gemma2Model, Gemma2Sharding, create_gemma2_model
-from labkit.models.gemma2.utils_gemma2 import calculate_gemma2_tflops_per_device, configure_gemma2_engine
 from labkit.models.registry import Family
+
+from .checkpoint_mappings_gemma2 import gemma2_rules
+from .modeling_gemma2 import Gemma2Config, Gemma2Model, Gemma2Sharding, create_gemma2_model
+from .utils_gemma2 import calculate_gemma2_tflops_per_device, configure_gemma2_engine
 
 FAMILY = Family(
     name="gemma2",

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from labkit.models.llama.checkpoint_mappings_llama import llama_rules
-from labkit.models.llama.modeling_llama import LlamaConfig, LlamaModel, LlamaSharding, create_llama_model
-from labkit.models.llama.utils_llama import calculate_llama_tflops_per_device, configure_llama_engine
 from labkit.models.registry import Family
+
+from .checkpoint_mappings_llama import llama_rules
+from .modeling_llama import LlamaConfig, LlamaModel, LlamaSharding, create_llama_model
+from .utils_llama import calculate_llama_tflops_per_device, configure_llama_engine
 
 FAMILY = Family(
     name="llama",

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from labkit.models.qwen3.checkpoint_mappings_qwen3 import qwen3_rules
-from labkit.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3Model, Qwen3Sharding, create_qwen3_model
-from labkit.models.qwen3.utils_qwen3 import calculate_qwen3_tflops_per_device, configure_qwen3_engine
 from labkit.models.registry import Family
+
+from .checkpoint_mappings_qwen3 import qwen3_rules
+from .modeling_qwen3 import Qwen3Config, Qwen3Model, Qwen3Sharding, create_qwen3_model
+from .utils_qwen3 import calculate_qwen3_tflops_per_device, configure_qwen3_engine
 
 FAMILY = Family(
     name="qwen3",

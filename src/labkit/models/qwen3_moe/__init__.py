@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from labkit.models.qwen3_moe.checkpoint_mappings_qwen3_moe import qwen3_moe_rules
-from labkit.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeModel, Qwen3MoeSharding, create_qwen3_moe_model
-from labkit.models.qwen3_moe.utils_qwen3_moe import calculate_qwen3_moe_tflops_per_device, configure_qwen3_moe_engine
 from labkit.models.registry import Family
+
+from .checkpoint_mappings_qwen3_moe import qwen3_moe_rules
+from .modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeModel, Qwen3MoeSharding, create_qwen3_moe_model
+from .utils_qwen3_moe import calculate_qwen3_moe_tflops_per_device, configure_qwen3_moe_engine
 
 FAMILY = Family(
     name="qwen3_moe",
