@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from labkit.errors import BlockedError, InputError, LabError
 from labkit.lab import handover, records
+from labkit.lab.diagnose import lines_of
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Command, Failure, Finding, Record, Records, Status, Timing, Verdict
 from labkit.lab.reproduction import changed, named
@@ -151,8 +152,8 @@ class Phase:
     def diagnosed(self, result: dict, measured: str) -> None:
         """The faults that an exact job named: component, cause, the reference's line beside ours, and what would mend it."""
         for fault in result["diagnosis"]:
-            lines = f"; reference {fault['reference']}, ours {fault['ours']}" if fault["reference"] or fault["ours"] else ""
-            self.finding(fault["component"], fault["cause"], f"{measured}: {fault['evidence']}{lines}", fault["fix"])
+            sure = "" if fault["certain"] else " (a hint: no trial confirmed it)"
+            self.finding(fault["component"], fault["cause"] + sure, f"{measured}: {fault['evidence']}.{lines_of(fault)}", fault["fix"])
 
     def finding(self, component: str, cause: str, evidence: str = "", fix: str = "") -> None:
         found = Finding(component=component, cause=cause, evidence=evidence, fix=fix)
