@@ -313,7 +313,7 @@ def identity(source) -> str:
 
 def code_fingerprint(phase: type[Phase]) -> str:
     """Over the source files that a phase depends on: its floors, its notebook, and the lab's own files that make its record."""
-    lab = [PACKAGE / "lab" / name for name in ("show.py", "records.py", "figures.py")]
+    lab = [PACKAGE / "lab" / name for name in ("show.py", "records.py", "figures.py", "diagnose.py")]
     own = [PACKAGE / "lab" / "phases" / name for name in ("base.py", f"{phase.name}.py", *phase.helpers)]
     files = [PACKAGE / "errors.py", *lab, *own, *(f for floor in phase.floors for f in sorted((PACKAGE / floor).rglob("*.py")))]
     digest = hashlib.sha256()
