@@ -75,6 +75,22 @@ def test_a_weight_that_differs_from_the_file_is_named(mixture):
         _compare_with_disk(reference.model, mixture)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which,name", [("llama", "model.layers.1.mlp.up_proj.weight"), ("mixture", "model.layers.0.mlp.experts.2.up_proj.weight")])
+def test_a_stored_nan_or_infinity_is_named_and_not_another_layout(which, name, value, request, tmp_path, refused):
+    def spoil(tensors):
+        tensors[name][3, 4] = value
+        return tensors
+
+    path = changed(request.getfixturevalue(which), tmp_path / "spoilt", spoil)
+    said = refused(lambda: Reference.load(path, "exact"), name, f"holds {value} at index [3, 4]")
+    assert "layout" not in said
+    from labkit.converters import load_model
+
+    assert refused(lambda: load_model(open_source(path)), f"holds {value} at index [3, 4]") == said  # `convert` says the same
+    assert Reference.load(request.getfixturevalue(which), "exact").findings == []  # control: the same checkpoint without it
+
+
 def test_upcasts_in_float32_would_spoil_a_float64_model(exact):
     tokens = torch.from_numpy(TOKENS)
     wanted = exact.logits(TOKENS)

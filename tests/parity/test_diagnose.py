@@ -24,14 +24,15 @@ def test_a_wrong_eps_is_named_with_the_right_value(both, x64):
     config, key, right, _ = with_wrong_eps(both.config)
     [finding] = found(both, rebuild(both.model, "llama", config), config)
     assert finding.certain and f"{key} is" in finding.cause and f"must be {right:g}" in finding.cause
-    assert finding.reference.startswith("transformers/models/llama/modeling_llama.py:") and finding.ours.startswith("labkit/layers/norms.py:")
+    assert finding.reference.startswith("transformers/models/llama/modeling_llama.py:")
+    assert finding.ours.startswith("labkit/models/llama/modeling_llama.py:") and "RMSNorm(" in finding.statement
 
 
 SEEDED = {
     "rope layout": ("apply_rope", FAULTS["rope pairs neighbours"][1], "rope", "pairs neighbours", True),
     "no rotation": ("apply_rope", lambda x, cos, sin: x, "rope", "does not rotate", True),
     "output scaled": ("attend", lambda *a, **k: modeling_attend(*a, **k) * 3, "attention", "x the reference", True),
-    "score scale": ("attend", lambda *a, scale, **k: modeling_attend(*a, scale=2 * scale, **k), "attention", "wrong from position 1 on", False),
+    "score scale": ("attend", lambda *a, scale, **k: modeling_attend(*a, scale=2 * scale, **k), "attention", "the attention scores are multiplied by", True),
 }
 
 

@@ -14,6 +14,7 @@ from labkit.converters.audit import Audit, audit_table
 from labkit.converters.filling import abstract_model, filled_model, poisoned
 from labkit.converters.rules import Assignment, Expansion
 from labkit.errors import InputError
+from labkit.hf.tensors import holds_non_finite
 from labkit.models import get_family, read_config
 
 
@@ -28,11 +29,7 @@ class FiniteReader:
         if name not in self._checked:
             index = first_non_finite(array)
             if index is not None:
-                raise InputError(
-                    f"The tensor {name} {tuple(array.shape)} holds {float(array[index])} at index {list(index)}",
-                    f"{self.tensors[name].shard}, tensor {name}",
-                    "Download this file again; if it is your own, the training that wrote it diverged",
-                )
+                raise holds_non_finite(name, array.shape, array[index], index, self.tensors[name].shard)
             self._checked.add(name)
         return array
 

@@ -13,6 +13,7 @@ from labkit.errors import BlockedError, InputError, LabError
 from labkit.hf.exact import exact_mode
 from labkit.hf.quiet import quiet_transformers
 from labkit.hf.recording import Capture, recording, to_numpy
+from labkit.hf.tensors import holds_non_finite
 
 MODES = {"exact": "float64", "float32": "float32", "bfloat16": "bfloat16"}
 
@@ -208,7 +209,8 @@ def _refuse_narrow(model, path: Path):
 
 
 def _compare_with_disk(model, path: Path) -> list[str]:
-    """Every stored tensor against the loaded model under its published name. Returns findings; raises InputError at the first that differs."""
+    """Every stored tensor against the loaded model under its published name. Returns findings; raises InputError at the first that differs, or that holds NaN
+    or infinity: NaN equals nothing, itself included, and logits of either prove nothing."""
     import torch
     from safetensors import safe_open
     from transformers.core_model_loading import revert_weight_conversion
@@ -219,7 +221,7 @@ def _compare_with_disk(model, path: Path) -> list[str]:
         published = revert_weight_conversion(model, dict(state))
     except Exception as error:
         raise LabError(f"transformers cannot name the loaded tensors as published: {error}", str(path), "report this family") from error
-    findings = []
+    findings, buffers = [], {name for name, _ in model.named_buffers()}
     for shard in sorted(path.glob("*.safetensors")):
         with safe_open(shard, "pt") as file:
             for name in file.keys():
@@ -228,6 +230,9 @@ def _compare_with_disk(model, path: Path) -> list[str]:
                     findings.append(f"{name} is stored and the reference does not use it")
                     continue
                 stored = file.get_tensor(name)
+                # Buffers may hold infinity by design (masks); what was trained may not.
+                if name not in buffers or not torch.equal(stored, stored):
+                    _refuse_non_finite(name, stored, shard)
                 if stored.shape != loaded.shape or not torch.equal(stored.to(loaded.dtype), loaded):
                     raise InputError(
                         f"the reference did not load {name} as it is stored",
@@ -235,6 +240,18 @@ def _compare_with_disk(model, path: Path) -> list[str]:
                         "the file may store another layout than this version of transformers reads",
                     )
     return findings
+
+
+def _refuse_non_finite(name: str, tensor, shard: Path):
+    """Raises InputError at the first NaN or infinity of a stored tensor."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return
+    finite = torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor)
+    if not finite.all():
+        index = torch.nonzero(~finite)[0].tolist()
+        raise holds_non_finite(name, tensor.shape, tensor[tuple(index)], index, shard)
 
 
 def _finite(logits: np.ndarray, reference: Reference) -> np.ndarray:

@@ -19,6 +19,15 @@ TO_SAFETENSORS = (
 )
 
 
+def holds_non_finite(name: str, shape, value: float, index, shard) -> InputError:
+    """The refusal of a tensor for its first NaN or infinity, the same words for whoever meets it first."""
+    return InputError(
+        f"The tensor {name} {tuple(shape)} holds {float(value)} at index {list(index)}",
+        f"{shard}, tensor {name}",
+        "Download this file again; if it is your own, the training that wrote it diverged",
+    )
+
+
 class TensorTable(Mapping[str, TensorInfo]):
     """Tensor name -> TensorInfo, in the order of the shards. `read(name)` gives the array."""
 

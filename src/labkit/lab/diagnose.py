@@ -1,4 +1,4 @@
-"""`labkit diagnose`: where a port first leaves the reference, which components are at fault alone, and why."""
+"""`labkit diagnose`: where a port first leaves the reference, which components are at fault alone, why, and where decoding leaves the full forward."""
 
 import tempfile
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from labkit.lab.slices import describe
 from labkit.port.slices import SliceInfo
 
 EXACT_PARAMETERS = 1_000_000_000
+CACHE_LENGTH = 20
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Diagnosis:
             "model": self.model,
             "family": self.family,
             "status": "pass" if self.result["passed"] else "fail",
-            "verdicts": {"components": {"passed": self.result["passed"], "max_rel_error": worst}},
+            "verdicts": {"components": {"passed": table["passed"], "max_rel_error": worst}},
             "gates": [],
             "findings": [*self.result["diagnosis"], *self.result["findings"]],
             "on": self.on,
@@ -43,24 +44,35 @@ class Diagnosis:
             "first_divergence": table["first_divergence"],
             "isolated_faults": table["isolated_faults"],
             "missing": list(table["missing"]),
+            "checks": self.result.get("checks", {}),
             "error": None,
         }
 
     def plain(self) -> str:
         table = self.result["table"]
         first, items = table["first_divergence"], describe(self.slice)[:1]
-        if self.result["passed"]:
+        if table["passed"]:
             worst = max((row["isolated"] for row in table["rows"]), default=0.0)
             items.append(Text(words="No component leaves the reference; the largest isolated relative error is {worst}.", values={"worst": worst}))
         elif first is not None:
             words = "The free run first leaves the reference at {place} ({kind}, {what}): relative error {error}."
             items.append(Text(words=words, values={key: first[key] for key in ("place", "kind", "what", "error")}))
+        checks = self.result.get("checks", {})
+        # Against the reference a wrong full forward is wrong with padding too; against our own full forward the cache is judged apart from it.
+        own = {name: error for name, error in checks.items() if table["passed"] or name.startswith("cache")}
+        wrong = {name: error for name, error in own.items() if not error <= table["limit"]}
+        if wrong:
+            items.append(
+                Table(title="Wrong on the way through the cache or with padding", columns=["check", "relative error"], rows=[list(w) for w in wrong.items()])
+            )
+        elif own:
+            words = "Decoding through the cache agrees with the full forward; the largest relative error is {worst}."
+            items.append(Text(words=words, values={"worst": max(own.values())}))
         items += self._faults(table)
         for found in self.result["diagnosis"]:
             sure = "" if found["certain"] else " (a hint: no trial confirmed it)"
-            lines = f" Reference {found['reference']}, ours {found['ours']}." if found["reference"] or found["ours"] else ""
-            values = {key: found[key] for key in ("component", "cause", "evidence", "fix")}
-            items.append(Text(words=f"{{component}}: {{cause}}{sure}. {{evidence}}. Fix: {{fix}}.{lines}", values=values))
+            values = {key: found[key] for key in ("component", "cause", "evidence", "fix")} | {"lines": lines_of(found)}
+            items.append(Text(words=f"{{component}}: {{cause}}{sure}. {{evidence}}. Fix: {{fix}}.{{lines}}", values=values))
         return Section(title=f"{self.model}: {self.family}, on the {self.on}", items=items).plain()
 
     def _faults(self, table) -> list[Item]:
@@ -74,8 +86,20 @@ class Diagnosis:
         return items
 
 
+def lines_of(found: dict) -> str:
+    """The reference's line and ours of a finding, with the statement of the slice: one sentence that begins with a space, or nothing."""
+    if not (found["reference"] or found["ours"]):
+        return ""
+    sides = [f"reference {found['reference']}"] if found["reference"] else []
+    if found["ours"]:
+        through = f" (through {found['through']})" if found["through"] else ""
+        sides.append(f"ours {found['ours']}{through}" + (f": {found['statement']}" if found["statement"] else ""))
+    text = ", ".join(sides)
+    return f" {text[0].upper()}{text[1:]}."
+
+
 def diagnose(model: str, *, revision: str = "", trust_remote_code: bool = False, say=lambda line: None) -> Diagnosis:
-    """The component checklist of a model in float64, on all of it below 1B parameters and on its representative subset otherwise.
+    """The component checklist of a model and its decoding through the cache, in float64: on all of it below 1B parameters, else on its representative subset.
 
     Raises BlockedError when there is no slice and none can be made; InputError for a source that cannot be opened.
     """
@@ -89,7 +113,7 @@ def diagnose(model: str, *, revision: str = "", trust_remote_code: bool = False,
     for wall in walls(source):
         raise BlockedError(wall.what, wall.why, wall.next)
     slice = ensure_slice(source, lambda fraction, text: say(text)).require()
-    job = {"kind": "components", "control": False}
+    job = {"kind": "components", "control": False, "cache_length": CACHE_LENGTH}
     with tempfile.TemporaryDirectory(prefix="labkit-diagnose-") as folder:
         on, path = "model", source.path
         if source.tensors.size > EXACT_PARAMETERS:

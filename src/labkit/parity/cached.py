@@ -10,6 +10,8 @@ from labkit.parity.compare import relative_error
 from labkit.parity.components import EXACT_LIMIT
 from labkit.parity.greedy import cached_logits, forward
 
+SPARE_SLOTS = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:
@@ -37,7 +39,7 @@ def ways_of_feeding(model, tokens, *, prefill: int | None = None, padding: int =
     prefill = (prefill or max(2, length - 6)) // 2 * 2
     if length < 4 or not 2 <= prefill < length:
         raise InputError(f"cached decoding is checked on at least 4 tokens, of which 2 or more are prefilled: length {length}, prefill {prefill}")
-    segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + 5
+    segments, ones, capacity = np.ones_like(tokens), [1] * (length - prefill), length + SPARE_SLOTS
     full = forward(model, tokens, segment_ids=segments)
     found = {}
     for name, pieces in {"steps": [prefill, *ones], "pieces": [*[prefill // 2] * 2, *ones]}.items():
@@ -63,11 +65,12 @@ def cached_equals_full(model, tokens, *, prefill: int | None = None, padding: in
     return {name: way.error for name, way in ways_of_feeding(model, tokens, prefill=prefill, padding=padding).items()}
 
 
-def cached_against_reference(model, reference, tokens, *, padding: int = 3, limit: float = EXACT_LIMIT) -> tuple[dict[str, float], list[dict]]:
+def cached_against_reference(model, reference, tokens, *, padding: int = 3, limit: float = EXACT_LIMIT, ways=None) -> tuple[dict[str, float], list[dict]]:
     """(relative error by way of feeding, findings): as `cached_equals_full`, but where ours leaves our full forward, and the reference fed in the same way
-    leaves its own by more than the limit, the reference's answer to that way is the measure; a finding says so."""
+    leaves its own by more than the limit, the reference's answer to that way is the measure; a finding says so. ways: those of
+    `ways_of_feeding`, when at hand."""
     errors, findings, full = {}, [], None
-    for name, way in ways_of_feeding(model, tokens, padding=padding).items():
+    for name, way in (ways or ways_of_feeding(model, tokens, padding=padding)).items():
         errors[name] = way.error
         if way.error <= limit:
             continue

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from labkit.layers.tags import current_layer, observing
-from labkit.parity.citation import short_path
+from labkit.parity.citation import Line, running_line
 
 ROUTER_LOGITS = "router_logits"
 """What routers report for the auxiliary loss: on record as the router's own output, where the module returns its choice alone."""
@@ -24,7 +24,8 @@ ROUTER_LOGITS = "router_logits"
 class Recording(dict):
     """name -> what a module or tagged point gave, float64 or as computed.
 
-    inputs: name -> the first array that reached a module (before any injection). classes: name -> our class. places: name -> "file:line" of a tagged point.
+    inputs: name -> the first array that reached a module (before any injection). classes: name -> our class. places: name -> the slice's line that ran when a
+    point was tagged; calls: name -> the slice's line that called a module. order: (name, "input" or "output") as they came. result: the call's whole answer.
     unmatched: names whose reference value has another size than ours and was not put in. model_class: the class of the model.
     """
 
@@ -32,7 +33,10 @@ class Recording(dict):
         super().__init__()
         self.inputs: dict[str, np.ndarray] = {}
         self.classes: dict[str, type] = {}
-        self.places: dict[str, str] = {}
+        self.places: dict[str, Line] = {}
+        self.calls: dict[str, Line] = {}
+        self.order: list[tuple[str, str]] = []
+        self.result = None
         self.unmatched: list[str] = []
         self.model_class: type | None = None
 
@@ -46,6 +50,7 @@ def capture(model, tokens, *, inject=None, **call) -> Recording:
     recording.model_class = type(model)
     with intercepting(model, Interceptor(model, recording, inject)):
         result = model(jnp.asarray(tokens, jnp.int32), scan=False, **call)
+    recording.result = result
     recording["logits"] = np.asarray(result[0] if isinstance(result, tuple) else result)
     return recording
 
@@ -81,6 +86,7 @@ class Interceptor:
                 return original(module, *args, **kwargs)
             name = self.numbered(self.name_of(module))
             self.recording.classes[name] = type(module)
+            self.note(self.recording.calls, name, sys._getframe(1))
             args, kwargs = self.arrive(name, args, kwargs)
             self.stack.append((module, name))
             try:
@@ -91,6 +97,11 @@ class Interceptor:
 
         call._labkit_original = original
         return call
+
+    def note(self, lines, name, frame):
+        line = running_line(frame)
+        if line is not None:
+            lines[name] = line
 
     def numbered(self, name):
         count = self.counts[name] = self.counts.get(name, -1) + 1
@@ -111,6 +122,7 @@ class Interceptor:
             value = holder[key]
             if isinstance(value, jax.Array):
                 self.recording.inputs[name] = np.asarray(value)
+                self.recording.order.append((name, "input"))
                 if self.inject is not None and jnp.issubdtype(value.dtype, jnp.inexact):
                     holder[key] = self.reference(self.inject.inputs, name, value)
                 break
@@ -121,6 +133,7 @@ class Interceptor:
         first = next((i for i, part in enumerate(parts) if isinstance(part, jax.Array)), None)
         if first is None:
             return result
+        self.recording.order.append((name, "output"))
         if is_router(parts):
             if name in self.reported:
                 self.recording[name] = np.asarray(self.reported[name])
@@ -156,8 +169,8 @@ class Interceptor:
             self.reported[scope] = value
             return value
         name = self.numbered(f"{scope}.{tag}" if scope else tag)
-        frame = sys._getframe(2)
-        self.recording.places[name] = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+        self.note(self.recording.places, name, sys._getframe(2))
+        self.recording.order.append((name, "output"))
         self.recording[name] = np.asarray(value)
         return value if self.inject is None else self.reference(self.inject.outputs, name, value)
 

@@ -1,5 +1,7 @@
 """The component checklist, filled by measurement: each part of a decoder against the reference's own module, isolated and in a free run."""
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from labkit.errors import InputError
-from labkit.parity.citation import cite
+from labkit.parity.citation import Line, cite, construction, in_slice
 from labkit.parity.compare import relative_error
 
 EXACT_LIMIT = 1e-9
@@ -37,7 +39,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Component:
-    """One row of the checklist. isolated, free: worst relative errors and where; compared: how many places; reference, ours: file:line."""
+    """One row of the checklist. isolated, free: worst relative errors and where; compared: how many places; reference, ours: file:line, ours
+    always in a slice. statement: what stands there, and through: file:line in the layer that it calls, where one runs."""
 
     kind: str
     isolated: float
@@ -48,6 +51,8 @@ class Component:
     reference: str
     ours: str
     passed: bool
+    statement: str = ""
+    through: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,11 @@ def kind_of(name: str, classes: Mapping[str, type]) -> str:
             return "router"
         base = base.rpartition(".")[0]
     return "head" if name.startswith(("lm_head", "embed_out", "output")) else "block"
+
+
+def tail(place: str) -> str:
+    """A place without its numbers: what is the same in every layer."""
+    return ".".join(part for part in place.split(".") if not part.isdigit())
 
 
 def input_kind(name: str, classes: Mapping[str, type]) -> str:
@@ -185,9 +195,8 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
                 free_own.get(free_at, worst.error),
                 free_at,
                 len(own),
-                _cite_reference(kind, worst, reference),
-                _cite_ours(kind, worst, isolated),
-                worst.error <= limit,
+                cite_reference(worst, reference),
+                *_split(cite_ours(worst, isolated), worst.error <= limit),
             )
         )
     missing = sorted(n for n in reference.weighted if n in reference.outputs and n not in isolated and comparable(n, classes))
@@ -227,22 +236,49 @@ def _owner(fault: Fault, classes: Mapping[str, type]):
     return classes.get(name)
 
 
-def _cite_reference(kind: str, fault: Fault, reference) -> str:
+def _split(line: str | Line, passed: bool) -> tuple[str, bool, str, str]:
+    """(ours, passed, statement, through) of a row."""
+    return (str(line), passed, line.statement, line.through) if isinstance(line, Line) else (line, passed, "", "")
+
+
+def cite_reference(fault: Fault, reference) -> str:
+    """file:line of the reference's function or method that makes the value of a place."""
     function = reference.functions.get(fault.place) if fault.what == "output" else None
     if function is not None:
         return cite(function)
     cls = _owner(fault, reference.classes) or reference.model_class
     # torch's own Linear says nothing about the model: cite the class that holds it.
     if cls.__module__.startswith("torch."):
-        holder = _owner(Fault(fault.place, "input", kind, fault.error), reference.classes) or reference.model_class
+        holder = _owner(dataclasses.replace(fault, what="input"), reference.classes) or reference.model_class
         cls = holder if not holder.__module__.startswith("torch.") else cls
     return cite(cls, "forward")
 
 
-def _cite_ours(kind: str, fault: Fault, recording) -> str:
+def cite_ours(fault: Fault, recording) -> Line | str:
+    """The slice's line where the value of a place is made or handed over: never a line of `labkit.layers`, which every slice shares.
+
+    A tagged point: the statement that runs. What a module is given: the statement that calls it. A module of another file than a slice's: where the slice makes
+    it, with the numbers that it gets. A module of a slice's own class: its `__call__`.
+    """
     if fault.what == "output" and fault.place in recording.places:
         return recording.places[fault.place]
+    if fault.what == "input" and fault.place in recording.calls:
+        return recording.calls[fault.place]
     cls = _owner(fault, recording.classes) or recording.model_class
-    if cls.__module__.startswith("flax."):
-        cls = _owner(Fault(fault.place, "input", kind, fault.error), recording.classes) or recording.model_class
+    if fault.what == "output" and not _of_slice(cls):
+        base, holder = fault.place.split("#")[0], fault.place.split("#")[0].rpartition(".")[0]
+        while holder and holder not in recording.classes:
+            holder = holder.rpartition(".")[0]
+        cls = recording.classes.get(holder, recording.model_class)
+        made = construction(cls, base.removeprefix(f"{holder}.").partition(".")[0])
+        if made is not None or base in recording.calls:
+            return made or recording.calls[base]
     return cite(cls, "__call__")
+
+
+def _of_slice(cls: type) -> bool:
+    """True when the class that defines the call stands in a slice: a slice's class may inherit it from a layer."""
+    try:
+        return in_slice(inspect.getsourcefile(next((c for c in cls.__mro__ if "__call__" in vars(c)), cls)))
+    except TypeError:
+        return False

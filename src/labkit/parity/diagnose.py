@@ -9,16 +9,20 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from labkit.parity.capture import capture
+from labkit.parity.citation import Line
 from labkit.parity.compare import relative_error
-from labkit.parity.components import ComponentTable, Fault, compare_components
+from labkit.parity.components import ComponentTable, Fault, cite_ours, cite_reference, compare_components
 from labkit.parity.controls import rebuild
+from labkit.parity.score_trial import score_factor
+from labkit.parity.transpose_trial import transposed_matrix
 
 EPS_CANDIDATES = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One named fault, as `--json` shows it. certain: a trial mended it."""
+    """One named fault, as `--json` shows it. reference, ours: file:line; statement: what stands in ours, through: the layer's line it calls, where one runs.
+    certain: a trial mended it."""
 
     component: str
     cause: str
@@ -27,10 +31,18 @@ class Finding:
     reference: str = ""
     ours: str = ""
     certain: bool = False
+    statement: str = ""
+    through: str = ""
 
     def as_dict(self) -> dict:
         """Plain data."""
         return asdict(self)
+
+    @classmethod
+    def at(cls, component: str, cause: str, evidence: str, fix: str, *, reference: str = "", ours: Line | str = "", certain: bool = False) -> "Finding":
+        """A finding whose line tells its statement."""
+        statement, through = (ours.statement, ours.through) if isinstance(ours, Line) else ("", "")
+        return cls(component, cause, evidence, fix, reference, str(ours), certain, statement, through)
 
 
 def diagnose(model, model_type: str, config, tokens, captured, table: ComponentTable) -> list[Finding]:
@@ -39,21 +51,23 @@ def diagnose(model, model_type: str, config, tokens, captured, table: ComponentT
     model: ours, float64, with `config`; captured: the reference's `Capture` of tokens [batch, length]; table: the checklist made from both.
     """
     isolated = capture(model, tokens, inject=captured)
-    rows = {row.kind: row for row in table.rows}
     findings, seen = [], set()
     for fault in table.isolated_faults:
         kind = "norms" if fault.kind == "final norm" else fault.kind
         if kind in seen:
             continue
         seen.add(kind)
-        row = rows[fault.kind]
-        cause, evidence, fix, certain = (
+        cause, evidence, fix, certain, *line = (
             (_eps(model, model_type, config, tokens, captured) if kind == "norms" else None)
             or _rope(fault, isolated, captured)
             or _ratio(fault, isolated, captured)
+            or score_factor(fault, model, config, tokens, captured, table)
+            or transposed_matrix(fault, model, model_type, config, tokens, captured, table)
             or _positions(fault, isolated, captured)
         )
-        findings.append(Finding(fault.kind, cause, f"{fault.place}, relative error {fault.error:.1e}; {evidence}", fix, row.reference, row.ours, certain))
+        evidence = f"{fault.place}{' (input)' if fault.what == 'input' else ''}, relative error {fault.error:.1e}; {evidence}"
+        ours = (line and line[0]) or cite_ours(fault, isolated)
+        findings.append(Finding.at(fault.kind, cause, evidence, fix, reference=cite_reference(fault, captured), ours=ours, certain=certain))
     findings += [
         Finding(
             "coverage",

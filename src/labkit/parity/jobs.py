@@ -82,8 +82,34 @@ def _diagnosis(model, source, config, tokens, captured, table, progress) -> list
     return [finding.as_dict() for finding in diagnose(model, source.config.model_type, config, tokens, captured, table)]
 
 
-def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: int = 0, limit: float = EXACT_LIMIT, control: bool = True) -> dict:
-    """The component checklist of tokens [batch, length], random by `seed`."""
+def _other_ways(model, reference, probe, captured, table, limit, progress) -> tuple[dict[str, float], list[dict], list[dict]]:
+    """(relative error by check, findings, diagnosis): tokens [batch, length] through the cache against the full forward, and left-padded against the reference.
+
+    captured: the reference's `Capture` of any tokens; table: the checklist without padding, whose faults are not named again. diagnosis: the first place that
+    leaves the full forward, for each way of feeding that does.
+    """
+    from labkit.parity.cached import cached_against_reference, ways_of_feeding
+    from labkit.parity.cached_faults import name_cached_faults, name_padding_fault
+
+    progress(0.7, "decoding with the cache against the full forward")
+    ways = ways_of_feeding(model, probe)
+    errors, told = cached_against_reference(model, reference, probe, limit=limit, ways=ways)
+    checks = {f"cache: {name}": error for name, error in errors.items()}
+    padded, mask = _padded(model, reference, probe)
+    checks["left padding against the reference"] = padded
+    if all(error <= limit for error in checks.values()):
+        return checks, told, []
+    progress(0.72, "naming what the cache does")
+    found = name_cached_faults(model, probe, ways, errors, captured, limit=limit)
+    if not padded <= limit and errors["padded"] <= limit:
+        found += name_padding_fault(model, reference, probe, mask, table, limit=limit)
+    return checks, told, [finding.as_dict() for finding in found]
+
+
+def components_job(
+    source, *, progress, batch: int = 2, length: int = 24, seed: int = 0, limit: float = EXACT_LIMIT, control: bool = True, cache_length: int = 0
+) -> dict:
+    """The component checklist of tokens [batch, length], random by `seed`. cache_length: how many of them are also fed through the cache, 0 for none."""
     source, reference, model, config, findings = _both(source, progress)
     tokens = np.random.default_rng(seed).integers(3, config.vocab_size, (batch, length))
     progress(0.3, "recording the reference")
@@ -92,6 +118,11 @@ def components_job(source, *, progress, batch: int = 2, length: int = 24, seed: 
     table = _table(model, tokens, captured, limit)
     result = {"tokens": [batch, length], "table": table.as_dict(), "passed": table.passed, "findings": findings, "arrays": {}}
     result["diagnosis"] = _diagnosis(model, source, config, tokens, captured, table, progress)
+    if cache_length:
+        result["checks"], told, named = _other_ways(model, reference, tokens[:, :cache_length], captured, table, limit, progress)
+        result["findings"] = [*findings, *told]
+        result["diagnosis"] += named
+        result["passed"] = bool(table.passed and all(error <= limit for error in result["checks"].values()))
     if control:
         progress(0.8, "the control that must fail")
         wrong, key, right, value = _wrong(model, source, config)
@@ -134,7 +165,6 @@ def exact_job(
     longest prompt. cache_length: tokens of the cache check, 0 for none.
     """
     from labkit.hf.prompts import make_prompts
-    from labkit.parity.cached import cached_against_reference
     from labkit.parity.capture import capture
     from labkit.parity.greedy import forward
 
@@ -163,14 +193,12 @@ def exact_job(
     tokens = longest[None, :capture_length]
     captured = reference.capture(tokens)
     table = _table(model, tokens, captured, limit)
-    checks = {"loop against the reference": table.free_errors["logits"]}
+    checks, named = {"loop against the reference": table.free_errors["logits"]}, []
     if cache_length:
-        progress(0.7, "decoding with the cache against the full forward")
         probe = np.resize(longest, (2, min(cache_length, 2 * len(longest))))
-        errors, told = cached_against_reference(model, reference, probe, limit=limit)
-        checks |= {f"cache: {name}": error for name, error in errors.items()}
+        others, told, named = _other_ways(model, reference, probe, captured, table, limit, progress)
+        checks |= others
         findings += told
-        checks["left padding against the reference"] = _padded(model, reference, probe)
     worst = max([row["rel_error"] for row in rows] + list(checks.values()) + list(table.free_errors.values()) + list(table.isolated_errors.values()))
     result = {
         "max_rel_error": worst,
@@ -181,7 +209,7 @@ def exact_job(
         "limit": limit,
         "passed": bool(worst <= limit and table.passed),
         "findings": findings,
-        "diagnosis": _diagnosis(model, source, config, tokens, captured, table, progress),
+        "diagnosis": [*_diagnosis(model, source, config, tokens, captured, table, progress), *named],
         "parameters": int(sum(p.numel() for p in reference.model.parameters())),
         "arrays": arrays,
     }
@@ -200,13 +228,13 @@ def exact_job(
     return result
 
 
-def _padded(model, reference, tokens) -> float:
-    """Row 0 left-padded by 3 tokens: our segment ids against the reference's attention mask, padding left out."""
+def _padded(model, reference, tokens) -> tuple[float, np.ndarray]:
+    """(error, mask): row 0 left-padded by 3 tokens: our segment ids against the reference's attention mask, padding left out."""
     from labkit.parity.greedy import forward
 
     mask = np.ones_like(tokens)
     mask[0, :3] = 0
-    return relative_error(forward(model, tokens, segment_ids=mask), reference.logits(tokens, mask), mask)
+    return relative_error(forward(model, tokens, segment_ids=mask), reference.logits(tokens, mask), mask), mask
 
 
 def perturb_job(source, *, progress, seed: int = 0, full: bool = False, controls: bool = True) -> dict:

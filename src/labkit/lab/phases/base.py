@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from labkit.errors import BlockedError, InputError, LabError
 from labkit.lab import handover, records
+from labkit.lab.diagnose import lines_of
 from labkit.lab.places import PACKAGE, ModelLock, handovers_dir, notebooks_dir
 from labkit.lab.records import Command, Failure, Finding, Record, Records, Status, Timing, Verdict
 from labkit.lab.reproduction import changed, named
@@ -155,8 +156,8 @@ class Phase:
     def diagnosed(self, result: dict, measured: str) -> None:
         """The faults that an exact job named: component, cause, the reference's line beside ours, and what would mend it."""
         for fault in result["diagnosis"]:
-            lines = f"; reference {fault['reference']}, ours {fault['ours']}" if fault["reference"] or fault["ours"] else ""
-            self.finding(fault["component"], fault["cause"], f"{measured}: {fault['evidence']}{lines}", fault["fix"])
+            sure = "" if fault["certain"] else " (a hint: no trial confirmed it)"
+            self.finding(fault["component"], fault["cause"] + sure, f"{measured}: {fault['evidence']}.{lines_of(fault)}", fault["fix"])
 
     def finding(self, component: str, cause: str, evidence: str = "", fix: str = "") -> None:
         found = Finding(component=component, cause=cause, evidence=evidence, fix=fix)
@@ -316,7 +317,7 @@ def identity(source) -> str:
 
 def code_fingerprint(phase: type[Phase]) -> str:
     """Over the source files that a phase depends on: its floors, its notebook, and the lab's own files that make its record."""
-    lab = [PACKAGE / "lab" / name for name in ("show.py", "records.py", "figures.py")]
+    lab = [PACKAGE / "lab" / name for name in ("show.py", "records.py", "figures.py", "diagnose.py")]
     own = [PACKAGE / "lab" / "phases" / name for name in ("base.py", f"{phase.name}.py", *phase.helpers)]
     files = [PACKAGE / "errors.py", *lab, *own, *(f for floor in phase.floors for f in sorted((PACKAGE / floor).rglob("*.py")))]
     digest = hashlib.sha256()

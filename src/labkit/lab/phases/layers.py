@@ -67,7 +67,7 @@ class Layers(Phase):
             worst = max(control["isolated"].values())
             rows = [[kind, result_of(result, kind), value] for kind, value in control["isolated"].items()]
             items.append(
-                Table(title=f"{on}: {control['change']}", columns=["component", "right port", "wrong port"], rows=rows, note="Worst isolated relative error.")
+                Table(title=f"{on}: {control['change']}", columns=["component", "this port", "the control"], rows=rows, note="Worst isolated relative error.")
             )
             self.gate(
                 f"the control is rejected, {on}",
@@ -78,7 +78,7 @@ class Layers(Phase):
             )
         return Section(
             title="Negative control",
-            items=[Text(words="A check that nothing fails proves nothing: here everything is right except one number."), *items],
+            items=[Text(words="A check that nothing fails proves nothing: the control is this port with one number changed."), *items],
         )
 
     @cell
