@@ -220,11 +220,6 @@ def compare_components(free, isolated, reference, *, mask=None, limit: float = E
     )
 
 
-def cite_sides(fault: Fault, reference, recording) -> tuple[str, str]:
-    """file:line of the code that made the value of a place: the reference's and ours."""
-    return _cite_reference(fault.kind, fault, reference), _cite_ours(fault.kind, fault, recording)
-
-
 def _owner(fault: Fault, classes: Mapping[str, type]):
     """The class whose code made the value of a place: the module itself, or the one around it."""
     name = fault.place.split("#")[0]

@@ -16,7 +16,7 @@ from flax import nnx
 
 from labkit.errors import GateError
 from labkit.parity.capture import capture
-from labkit.parity.components import KINDS, Fault, cite_sides, comparable, input_kind, kind_of
+from labkit.parity.components import KINDS, Fault, cite_ours, cite_reference, comparable, input_kind, kind_of
 
 RATIO_LIMIT = 1.12
 """Root mean square error against float32, ours over the reference's. Right ports gave at most 1.07, a norm without its upcast 1.19 and more."""
@@ -105,8 +105,8 @@ def _rounding(place: str, what: str, rows, ours, theirs) -> Rounding:
     if rows[0][4] is not None:
         errors[1] = max(errors[1], error([_bias_added_late(row[3], row[4]) for row in rows]))
     farthest = max(rows, key=lambda row: float(np.square(row[1] - row[3]).sum()))[0]
-    sides = cite_sides(Fault(farthest, what, kind, errors[0]), theirs, ours)
-    return Rounding(place + (" (input)" if what == "input" else ""), kind, float(unequal), *errors, *sides)
+    fault = Fault(farthest, what, kind, errors[0])
+    return Rounding(place + (" (input)" if what == "input" else ""), kind, float(unequal), *errors, cite_reference(fault, theirs), str(cite_ours(fault, ours)))
 
 
 def _bias_added_late(exact: np.ndarray, bias: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from labkit.lab.phases.base import Phase, cell
 from labkit.lab.phases.discover import subset_again
 from labkit.lab.phases.matrix import by_layer
 from labkit.lab.phases.reach import reach
+from labkit.lab.phases.rounding import rounding_table
 from labkit.lab.show import Item, Section, Table, Text, number
 
 EXACT_PARAMETERS = 1_000_000_000
@@ -37,7 +38,7 @@ class Verify(Phase):
         "control",
     )
     floors = ("hf", "layers", "models", "converters", "parity")
-    helpers = ("discover.py", "matrix.py", "reach.py")
+    helpers = ("discover.py", "matrix.py", "reach.py", "rounding.py")
 
     def __init__(
         self, model: str, revision: str = "", trust_remote_code: bool = False, longest: int = 256, greedy_tokens: int = 16, golden: str = "", keep: bool = False
@@ -295,7 +296,7 @@ class Verify(Phase):
         tokens = np.stack([tokens for _, tokens in self.prompts((256, 256))])
         ours = self.ours(on, "bfloat16")
         verdict = bfloat16_verdict(ours, self.reference(on, "bfloat16"), self.reference(on, "float32"), tokens)
-        rounding = [self._rounding(ours)] if on == "subset" else []
+        rounding = [rounding_table(self, ours)] if on == "subset" else []
         self._loaded.pop((on, "bfloat16"))
         details = verdict.details
         ratio = details["ratio"] if np.isfinite(details["ratio"]) else "inf"
@@ -324,33 +325,6 @@ class Verify(Phase):
             title=f"bfloat16, {'full model' if on == 'full' else on}",
             items=[Table(title=f"{details['positions']} positions", columns=columns, rows=rows, note=note), *rounding],
         )
-
-    def _rounding(self, ours) -> Table:
-        """Each part of the subset in bfloat16 on the reference's own inputs: a missing upcast, which the KL of the logits drowns."""
-        from labkit.parity.rounding import RATIO_LIMIT, by_kind, compare_rounding, worst
-
-        tokens = np.stack([tokens for _, tokens in self.prompts((64, 64))])
-        found = compare_rounding(ours, self.ours("subset", "float32"), self.reference("subset", "bfloat16"), tokens)
-        self.gate(
-            "bfloat16 rounds where the reference rounds, subset",
-            all(part.passed for part in found),
-            worst(found).ratio,
-            RATIO_LIMIT,
-            "a part's error against float32, ours over the reference's, on the reference's bfloat16 inputs: the worst of all parts",
-        )
-        for part in found:
-            if not part.passed:
-                evidence = f"{part.place}: {part.unequal:.0%} of the bits differ, and the error against float32 is {part.ratio:.3g} times the reference's"
-                fix = "widen where the reference calls .float() or names torch.float32, and round where it rounds"
-                cause = "rounds more than the reference in bfloat16: an upcast is missing, or a value is rounded once more"
-                self.finding(part.kind, cause, f"{evidence}; reference {part.reference}, ours {part.cited}", fix)
-        columns = ["component", "places", "worst error, ours ÷ the reference's", "at", "most other bits", "at "]
-        rows = [[kind, count, far.ratio, far.place, f"{other.unequal:.1%}", other.place] for kind, count, far, other in by_kind(found)]
-        note = (
-            "Each place in bfloat16, on the reference's own bfloat16 inputs. Errors are root mean squares against the same place in float32, 1 where the bits "
-            f"are the reference's; the limit is {RATIO_LIMIT}. An upcast that is missing shows here and nowhere else."
-        )
-        return Table(title="Rounding, place by place", columns=columns, rows=rows, code=["at", "at "], note=note)
 
     @cell
     def goldens(self) -> Section:
