@@ -23,7 +23,7 @@ def rounding(model: str):
     return compare_rounding(ours, wide, Reference.load(source, "bfloat16"), TOKENS)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param(model, marks=[pytest.mark.slow] * ("gemma2" in model)) for model in MODELS])
 def test_a_right_port_rounds_where_the_reference_rounds(model):
     found = rounding(model)
     assert all(part.passed for part in found), worst(found)
