@@ -18,8 +18,8 @@ from labkit.errors import GateError
 from labkit.parity.capture import capture
 from labkit.parity.components import KINDS, Fault, cite_ours, cite_reference, comparable, input_kind, kind_of
 
-RATIO_LIMIT = 1.12
-"""Root mean square error against float32, ours over the reference's. Right ports gave at most 1.07, a norm without its upcast 1.19 and more."""
+RATIO_LIMIT = 1.08
+"""Root mean square error against float32, ours over the reference's. Right ports of 45 families gave at most 1.03, a missing upcast 1.13 and more."""
 SAME_BITS = 0.02
 """Share of values with other bits than the reference's below which errors are not compared: few values make a ratio of chance."""
 
