@@ -37,7 +37,7 @@ def run_commands(model: str, records: dict[int, Record]) -> list[tuple[str, str]
     found = []
     for group in groups:
         given = {name: value for record in group for name, value in record.changed.items()}
-        source = named({"model": model} | group[0].parameters | {"model": model})
+        source = named(group[0].parameters | {"model": model})
         phases = ",".join(str(record.phase) for record in group)
         found.append((" ".join(["labkit run", source, f"--phases {phases}", *(f"-p {name} {quoted(str(value))}" for name, value in given.items())]), phases))
     return found
@@ -45,7 +45,7 @@ def run_commands(model: str, records: dict[int, Record]) -> list[tuple[str, str]
 
 def _agree(group: list[Record]) -> bool:
     """Whether one command gives these phases the parameters they ran with."""
-    if len({named({"model": ""} | r.parameters | {"model": ""}) for r in group}) > 1:
+    if len({named(r.parameters | {"model": ""}) for r in group}) > 1:
         return False
     given = {name for record in group for name in record.changed}
     return all(len({repr(r.parameters[name]) for r in group if name in r.parameters}) <= 1 for name in given)
